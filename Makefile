@@ -1,0 +1,38 @@
+# `make demo` and `make test` work in a fresh clone: each creates what it needs.
+VENV   := .venv
+PYTHON := $(VENV)/bin/python
+MLB    := $(VENV)/bin/mlb
+BASE_PYTHON ?= python3
+PIP_INSTALL := $(PYTHON) -m pip install --quiet --disable-pip-version-check -c scripts/constraints.txt
+
+.PHONY: demo test test-slow lint format bench docs clean
+
+$(VENV)/.installed: pyproject.toml scripts/constraints.txt
+	test -x $(PYTHON) || $(BASE_PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP_INSTALL) -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/.installed
+	MLB=$(MLB) bash scripts/demo.sh
+
+test: $(VENV)/.installed-dev
+	$(PYTHON) -m pytest -q
+
+test-slow: $(VENV)/.installed-dev
+	$(PYTHON) -m pytest -q -m slow
+
+lint: $(VENV)/.installed-dev
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+format: $(VENV)/.installed-dev
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+clean:
+	rm -rf demo-out real-out bench-out build dist *.egg-info

@@ -1,0 +1,125 @@
+"""What the subcommands share: the common options, output for machines, progress bars and remarks on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from krafla_cli.progress import Progress
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass
+class Verbosity:
+    quiet: bool = False
+    verbose: bool = False
+
+
+def verbosity() -> Verbosity:
+    """The verbosity asked for with --quiet and --verbose in the running command."""
+    return click.get_current_context().ensure_object(Verbosity)
+
+
+def _set_verbosity(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and param.name:
+        setattr(ctx.ensure_object(Verbosity), param.name, True)
+
+
+def common_options(command: F) -> F:
+    """Adds --quiet, --verbose and --debug."""
+    for decorate in (
+        click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback when something fails."),
+        click.option("--verbose", "-v", is_flag=True, expose_value=False, callback=_set_verbosity, help="Say more."),
+        click.option("--quiet", "-q", is_flag=True, expose_value=False, callback=_set_verbosity, help="Only errors."),
+    ):
+        command = decorate(command)
+    return command
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, nothing else.")
+force_option = click.option("--force", is_flag=True, help="Overwrite the output if it exists.")
+
+
+def threads_option(default_text: str = "physical cores") -> Callable[[F], F]:
+    """Adds --threads N (None when not given)."""
+    return click.option("--threads", type=click.IntRange(1, 1024), help=f"Number of threads [default: {default_text}].")
+
+
+def print_json(document: Any) -> None:
+    """Prints ``document`` as the one JSON document on stdout. NaN and infinities become null: JSON has none."""
+    click.echo(json.dumps(_finite(document), indent=2, ensure_ascii=True))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return value
+
+
+def note(text: str) -> None:
+    """A line for people, on stderr; not with --quiet."""
+    if not verbosity().quiet:
+        click.echo(text, err=True)
+
+
+class TerminalProgress(Progress):
+    """Bars (after a second, on a terminal only) and remarks on stderr."""
+
+    def __init__(self) -> None:
+        self._verbosity = verbosity()
+        self._bar: tqdm[Any] | None = None
+
+    def start(self, what: str, total: int, unit: str) -> None:
+        if self._verbosity.quiet or not sys.stderr.isatty():
+            return
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            total=total,
+            desc=what,
+            unit=unit,
+            unit_scale=True,
+            delay=1.0,
+            file=sys.stderr,
+            leave=False,
+            dynamic_ncols=True,
+        )
+
+    def advance(self, n: int) -> None:
+        if self._bar is not None:
+            self._bar.update(n)
+
+    def finish(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def info(self, text: str) -> None:
+        if not self._verbosity.quiet:
+            self._write(text)
+
+    def detail(self, text: str) -> None:
+        if self._verbosity.verbose:
+            self._write(text)
+
+    def warn(self, text: str) -> None:
+        if not self._verbosity.quiet:
+            self._write(f"mlb: warning: {text}")
+
+    def _write(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.clear()
+        click.echo(text, err=True)

@@ -1,0 +1,76 @@
+"""Bounded reading of files: mapped read-only, every length checked against the file before it is used."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+from krafla_cli.errors import FileError, FormatError, os_reason
+from krafla_cli.formats.text import printable
+
+
+def map_file(path: str | os.PathLike[str]) -> memoryview:
+    """The file's bytes, mapped read-only (shared between processes, read on demand).
+
+    An empty file gives an empty view. Raises FileError when it cannot be opened or is no regular file.
+    """
+    try:
+        with Path(path).open("rb") as f:
+            if not Path(path).is_file():
+                raise FileError(f"{printable(str(path))}: not a regular file")
+            if os.fstat(f.fileno()).st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise FileError(f"cannot open {printable(str(path))}: {os_reason(error)}") from error
+
+
+class Cursor:
+    """A position in a buffer that never reads past its end.
+
+    ``name`` is the file's name, for errors. Every read raises FormatError that names the field, its offset,
+    the bytes needed and the bytes left.
+    """
+
+    def __init__(self, data: memoryview | bytes, name: str, offset: int = 0, end: int | None = None) -> None:
+        self.data = memoryview(data)
+        self.name = name
+        self.offset = offset
+        self.end = len(self.data) if end is None else end
+
+    @property
+    def n_left(self) -> int:
+        return self.end - self.offset
+
+    def take(self, n_bytes: int, what: str) -> memoryview:
+        """The next ``n_bytes``, without a copy."""
+        if n_bytes > self.n_left:
+            raise FormatError(
+                f"{printable(self.name)}: {printable(what)} at offset {self.offset}: needs {n_bytes} bytes, "
+                f"the file has {self.n_left} left"
+            )
+        start = self.offset
+        self.offset += n_bytes
+        return self.data[start : self.offset]
+
+    def unpack(self, code: str, what: str) -> tuple[Any, ...]:
+        """The next little-endian values of the struct ``code``."""
+        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code), what))
+
+    def u8(self, what: str) -> int:
+        return int(self.unpack("B", what)[0])
+
+    def u16(self, what: str) -> int:
+        return int(self.unpack("H", what)[0])
+
+    def u32(self, what: str) -> int:
+        return int(self.unpack("I", what)[0])
+
+    def i32(self, what: str) -> int:
+        return int(self.unpack("i", what)[0])
+
+    def u64(self, what: str) -> int:
+        return int(self.unpack("Q", what)[0])
