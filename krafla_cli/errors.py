@@ -1,7 +1,8 @@
 """The one hierarchy of expected failures.
 
-Everything that a user can cause (a bad file, a full disk, an unsupported model, a wrong option) is an :class:`MlbError`;
-the command line prints its text as one line and ends with its ``exit_code``. Anything else is a defect of this tool.
+Everything that a user can cause (a bad file, a full disk, an unsupported model, a wrong option) is an
+:class:`MlbError`; the command line prints its text as one line and ends with its ``exit_code``. Anything else is a
+defect of this tool.
 ``status`` is the loader's status of the .mlb specification ("Validation done by the loader").
 """
 

@@ -80,7 +80,7 @@ def run(args: list[str]) -> int:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:
         # The reader of our output (head, less) has gone; nothing is left to tell anyone.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return EXIT_FAILURE
     except OSError as error:
         if "--debug" in args:

@@ -29,7 +29,7 @@ def check_target(target: Path, force: bool = False, inputs: tuple[Path, ...] = (
         return
     if not target.is_file():
         raise FileError(f"cannot write {name}: it is a device or a pipe, and the output is renamed into place")
-    if any(source.exists() and os.path.samefile(source, target) for source in inputs):
+    if any(source.exists() and source.samefile(target) for source in inputs):
         raise FileError(f"cannot write {name}: it is the input itself; give another name with -o")
     if not force:
         raise FileError(f"{name} exists already; --force overwrites it")
@@ -50,7 +50,7 @@ class Output:
         self._adopt_mode()
 
     def _adopt_mode(self) -> None:
-        """mkstemp makes files of mode 600; outputs have the mode of the file they replace, or what open() would give."""
+        """mkstemp makes mode 600; an output has the mode of the file it replaces, or what open() would give."""
         umask = os.umask(0)
         os.umask(umask)
         mode = (self.target.stat().st_mode & 0o777) if self.target.exists() else 0o666 & ~umask
