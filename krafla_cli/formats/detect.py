@@ -1,0 +1,62 @@
+"""Telling files apart by their first bytes, and handing them to the format that knows them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from krafla_cli.errors import FileError, FormatError, os_reason
+from krafla_cli.formats.faults import FORMAT, IO, Fault, Report
+from krafla_cli.formats.text import printable, printable_bytes
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: its magic, its name for people, and the module with ``validate(path) -> Report``."""
+
+    kind: str
+    magic: bytes
+    title: str
+    module: str
+
+    def validate(self, path: str | os.PathLike[str]) -> Report:
+        """All faults of the file. Raises FileError when it cannot be opened."""
+        module = importlib.import_module(f"krafla_cli.formats.{self.module}")
+        return cast(Callable[[str | os.PathLike[str]], Report], module.validate)(path)
+
+
+FORMATS = (
+    Format("mlb", b"MLB1", ".mlb model", "mlb_file"),
+    Format("mlt", b"MLT1", ".mlt tokenizer", "mlt"),
+)
+
+
+def detect(path: str | os.PathLike[str]) -> Format:
+    """The format of a file by its magic. Raises FileError (cannot be opened), FormatError (no known magic)."""
+    try:
+        if Path(path).is_dir():
+            raise FileError(f"{printable(str(path))} is a folder")
+        with Path(path).open("rb") as f:
+            start = f.read(8)
+    except OSError as error:
+        raise FileError(f"cannot open {printable(str(path))}: {os_reason(error)}") from error
+    found = next((f for f in FORMATS if start.startswith(f.magic)), None)
+    if found is None:
+        known = ", ".join(f.title for f in FORMATS)
+        what = f'begins with "{printable_bytes(start[:4])}"' if start else "is empty"
+        raise FormatError(f"{printable(str(path))}: {what}; known formats: {known}")
+    return found
+
+
+def validate(path: str | os.PathLike[str]) -> Report:
+    """The report of any file: one that cannot be opened or told is a report with that fault."""
+    try:
+        return detect(path).validate(path)
+    except FileError as error:
+        return Report(str(path), "unknown", [Fault(IO, "file", None, str(error))])
+    except FormatError as error:
+        return Report(str(path), "unknown", [Fault(FORMAT, "file", None, str(error))])

@@ -1,0 +1,41 @@
+"""Writing arrays one after the other, each padded to an alignment, hashed on the way."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import BinaryIO, Protocol
+
+
+class Buffer(Protocol):
+    """Anything with contiguous bytes: bytes, memoryview, a NumPy array."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+class AlignedWriter:
+    """Appends to ``file``; ``offset`` counts the bytes written, ``sha256`` their hash."""
+
+    def __init__(self, file: BinaryIO, alignment: int) -> None:
+        self.file = file
+        self.alignment = alignment
+        self.offset = 0
+        self._hash = hashlib.sha256()
+
+    def write(self, data: Buffer) -> None:
+        """Appends the bytes of ``data`` (C-contiguous)."""
+        view = memoryview(data)
+        if view.nbytes == 0:
+            return
+        flat = view.cast("B") if view.format != "B" or view.ndim != 1 else view
+        self.file.write(flat)
+        self._hash.update(flat)
+        self.offset += flat.nbytes
+
+    def pad(self) -> None:
+        """Appends zeros up to the next aligned offset."""
+        self.write(bytes(-self.offset % self.alignment))
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of all bytes so far, in hexadecimal."""
+        return self._hash.hexdigest()

@@ -1,0 +1,96 @@
+"""Rotary position embedding: frequencies with every scaling, and the row permutation between the two layouts.
+
+The one place for it: convert, export and both engines use these functions. Source: the .mlb specification, "RoPE".
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from krafla_cli.formats.mlb import ROPE_LINEAR, ROPE_LLAMA3, ROPE_PLAIN, ROPE_YARN, Header
+
+Float64s = npt.NDArray[np.float64]
+
+
+def inverse_frequencies(header: Header, local: bool = False) -> Float64s:
+    """Radians per position of each rotated pair, [rot_size / 2], float64.
+
+    ``local``: of the layers that use rope_local_theta, which no scaling touches. The exponent counts in rotated
+    dimensions: with rot_dim set, it takes the place of head_dim.
+    """
+    dim = header.rot_size
+    theta = header.rope_local_theta if local else header.rope_theta
+    inv = theta ** (-2.0 * np.arange(dim // 2, dtype=np.float64) / dim)
+    rope_type = ROPE_PLAIN if local else header.rope_type
+    if rope_type == ROPE_LLAMA3:
+        return _llama3(inv, header)
+    if rope_type == ROPE_LINEAR:
+        return inv / header.rope_factor
+    if rope_type == ROPE_YARN:
+        return _yarn(inv, header)
+    return inv
+
+
+def attention_factor(header: Header, local: bool = False) -> float:
+    """Factor on cos and sin: rope_attn_factor with yarn, on layers that are not local; else 1."""
+    return header.rope_attn_factor if header.rope_type == ROPE_YARN and not local else 1.0
+
+
+def _llama3(inv: Float64s, header: Header) -> Float64s:
+    """Long wavelengths are divided by the factor, short ones kept, those between blended."""
+    factor, original = header.rope_factor, header.rope_orig_max_seq
+    low, high = header.rope_low_freq_factor, header.rope_high_freq_factor
+    wavelength = 2 * math.pi / inv
+    blend = (original / wavelength - low) / (high - low)
+    between = (1 - blend) * inv / factor + blend * inv
+    scaled = np.where(wavelength > original / low, inv / factor, between)
+    return np.where(wavelength < original / high, inv, scaled)
+
+
+def _yarn(inv: Float64s, header: Header) -> Float64s:
+    """Pairs are blended by how often their wavelength fits the original context."""
+    low, high = yarn_bounds(
+        header.rot_size,
+        header.rope_theta,
+        header.rope_orig_max_seq,
+        beta_fast=header.rope_low_freq_factor,
+        beta_slow=header.rope_high_freq_factor,
+    )
+    low, high = max(math.floor(low), 0), min(math.ceil(high), header.rot_size - 1)
+    # Equal bounds would divide by zero; transformers adds the same 0.001.
+    width = (high - low) or 0.001
+    ramp = np.clip((np.arange(len(inv), dtype=np.float64) - low) / width, 0.0, 1.0)
+    return inv / header.rope_factor * ramp + inv * (1 - ramp)
+
+
+def yarn_bounds(dim: int, theta: float, original: int, beta_fast: float, beta_slow: float) -> tuple[float, float]:
+    """The dimensions at which a wavelength fits ``beta_fast`` and ``beta_slow`` rotations into ``original`` positions.
+
+    Not yet rounded: the format rounds them outwards (floor, ceil), as transformers does with ``truncate``.
+    """
+
+    def dimension(rotations: float) -> float:
+        return dim * math.log(original / (2 * math.pi * rotations)) / (2 * math.log(theta))
+
+    return dimension(beta_fast), dimension(beta_slow)
+
+
+def interleaved_order(n_heads: int, head_dim: int, rot_dim: int) -> npt.NDArray[np.intp]:
+    """Row order that turns a rotate-half projection into the interleaved one: new[i] = old[order[i]].
+
+    Within each head, row i of the first half of the ``rot_dim`` rotated rows goes to 2i, row i + rot_dim / 2 to
+    2i + 1; rows from rot_dim on stay. [n_heads x head_dim]
+    """
+    order = np.arange(head_dim)
+    half = rot_dim // 2
+    order[0:rot_dim:2] = np.arange(half)
+    order[1:rot_dim:2] = np.arange(half) + half
+    return (np.arange(n_heads)[:, None] * head_dim + order).reshape(-1)
+
+
+def rotate_half_order(n_heads: int, head_dim: int, rot_dim: int) -> npt.NDArray[np.intp]:
+    """The inverse of :func:`interleaved_order`: from the interleaved layout back to rotate-half."""
+    return np.argsort(interleaved_order(n_heads, head_dim, rot_dim))
