@@ -1,0 +1,6 @@
+"""Where weights come from: one class per kind of checkpoint, all with the interface of :class:`Source`."""
+
+from krafla_cli.convert.sources.base import Source
+from krafla_cli.convert.sources.folder import open_folder
+
+__all__ = ["Source", "open_folder"]
