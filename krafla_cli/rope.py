@@ -39,6 +39,18 @@ def attention_factor(header: Header, local: bool = False) -> float:
     return header.rope_attn_factor if header.rope_type == ROPE_YARN and not local else 1.0
 
 
+def rotation_tables(
+    header: Header, n_positions: int, local: bool = False
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """cos and sin of every position and pair, times the attention factor; float32 [n_positions, rot_size / 2] each.
+
+    Angles are float64 up to the last rounding, so that far positions lose nothing.
+    """
+    angles = np.arange(n_positions, dtype=np.float64)[:, None] * inverse_frequencies(header, local)
+    factor = attention_factor(header, local)
+    return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
+
+
 def _llama3(inv: Float64s, header: Header) -> Float64s:
     """Long wavelengths are divided by the factor, short ones kept, those between blended."""
     factor, original = header.rope_factor, header.rope_orig_max_seq
