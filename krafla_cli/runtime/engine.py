@@ -21,11 +21,11 @@ Float32s: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int64]
 LogitsWanted: TypeAlias = Literal["none", "last", "all"]
 
-# The inputs of matrix products that an observer sees: of wq/wk/wv/wg (lqkv/lz/lb/la), of wo (lout), of w1/w3, of w2, and
-# of the classifier.
+# The inputs of matrix products that an observer sees: of wq, wk, wv, wg (lqkv, lz, lb, la), of wo (lout), of w1 and w3,
+# of w2, and of the classifier.
 Slot: TypeAlias = Literal["attn_in", "attn_out", "ffn_in", "ffn_act", "classifier"]
-# Called with (layer, slot, values): layer is None for the classifier; values [T, channels] float32 are the inputs before
-# activation quantization. They may be a view that the engine overwrites later: copy what is to be kept.
+# Called with (layer, slot, values): layer is None for the classifier; values [T, channels] float32 are the inputs
+# before activation quantization. They may be a view that the engine overwrites later: copy what is to be kept.
 Observer: TypeAlias = Callable[[int | None, Slot, Float32s], None]
 
 
@@ -75,8 +75,9 @@ class Engine(ABC):
         self.observer: Observer | None = None
         self.is_recurrent = any(header.is_linear(layer) for layer in range(header.n_layers))
         self._position = 0
-        # The ids whose keys and values the cache holds; those from _position on may come back by restore().
-        self._history: Ids = np.full(n_ctx, -1, np.int64)
+        # The ids whose keys and values the cache holds: _n_held of them. Those from _position on can come back.
+        self._history: Ids = np.zeros(n_ctx, np.int64)
+        self._n_held = 0
 
     @property
     def position(self) -> int:
@@ -96,11 +97,10 @@ class Engine(ABC):
         """
         checked = self._check(np.asarray(ids, np.int64))
         start, end = self._position, self._position + len(checked)
-        # Whatever happens in between, the ids after `start` are no longer what the cache holds.
-        self._history[start:] = -1
+        self._n_held = start  # from here on the cache is written over, whatever happens
         out = self._forward(checked, logits)
         self._history[start:end] = checked
-        self._position = end
+        self._position = self._n_held = end
         return out
 
     def reset(self) -> None:
@@ -123,9 +123,9 @@ class Engine(ABC):
         return Snapshot(self.ids, self._copy_state() if self.is_recurrent else None)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Goes to ``snapshot``, back or forth. Raises InputError when other ids have been written over its positions."""
+        """Goes to ``snapshot``, back or forth. Raises InputError when its positions have been written over."""
         n = len(snapshot.ids)
-        if not np.array_equal(self._history[:n], snapshot.ids):
+        if n > self._n_held or not np.array_equal(self._history[:n], snapshot.ids):
             raise InputError(f"the snapshot of {n} positions is no longer in the cache; run its ids again")
         if self.is_recurrent:
             self._set_state(snapshot.state)
