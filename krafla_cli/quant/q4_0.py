@@ -1,0 +1,82 @@
+"""Q4_0: 32 nibbles and a scale, weight = (nibble - 8) x scale.
+
+Source: the .mlb specification, "Q4_0" and "Quantization rule".
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from krafla_cli.errors import DataError, ShapeError
+from krafla_cli.quant.blocks import BLOCK, Float32, Quantized, Weights, check_blocks, n_blocks, widen
+
+Rule = Literal["fit", "round"]
+RULES: tuple[Rule, ...] = ("fit", "round")
+
+IMPORTANCE_FLOOR = 0.001
+_NO_IMPORTANCE = np.empty(0, np.float32)
+
+
+def channel_importance(mean_square: npt.NDArray[np.float64]) -> Float32 | None:
+    """The importance of each input channel: its mean squared input over the mean of all, at least 0.001.
+
+    ``mean_square`` float64 [cols] (sums serve as well: a common factor cancels). None where the mean over the channels
+    is zero or not finite, so that no ratio exists. Source: the .mlb specification, "Quantization rule".
+    """
+    mean = float(np.mean(mean_square))
+    if not np.isfinite(mean) or mean <= 0:
+        return None
+    return np.maximum(mean_square / mean, IMPORTANCE_FLOOR).astype(np.float32)
+
+
+def quantize(w: Weights, scale_f16: bool, rule: Rule = "fit", importance: Float32 | None = None) -> Quantized:
+    """Quantizes the matrix ``w`` [rows, cols]. ``importance`` float32 [cols], of the input channels, is for "fit".
+
+    "fit" keeps the best of 13 least-squares fits per block; "round" is the largest element / -8, as Q4_0-trained
+    checkpoints expect. Raises :class:`~krafla_cli.quant.blocks.WeightError` for a NaN, an infinity, or a scale
+    above 65504 in f16; ShapeError and DataError for an importance of another length or not >= 0.
+    """
+    from krafla_cli.kernels.quantize import quantize_q4_0_fit, quantize_q4_0_round
+
+    rows, cols = w.shape
+    q = np.empty((rows, cols // 2), np.uint8)
+    d = np.empty((rows, n_blocks(cols)), np.float32)
+    bad_block = np.empty(rows, np.int64)
+    if rule == "round":
+        if importance is not None:
+            raise ValueError("the rule 'round' takes no importance")
+        quantize_q4_0_round(widen(w), scale_f16, q, d, bad_block)
+    else:
+        channels = _NO_IMPORTANCE if importance is None else _checked(importance, cols)
+        quantize_q4_0_fit(widen(w), channels, scale_f16, q, d, bad_block)
+    check_blocks(w, bad_block)
+    return Quantized(q, d.astype(np.float16) if scale_f16 else d)
+
+
+def _checked(importance: Float32, cols: int) -> Float32:
+    if importance.shape != (cols,):
+        raise ShapeError(f"{importance.size} importances for rows of {cols} weights")
+    if not (np.isfinite(importance).all() and (importance >= 0).all()):
+        raise DataError("importances must be finite and not negative")
+    return np.ascontiguousarray(importance, dtype=np.float32)
+
+
+def levels_of(q: npt.NDArray[np.uint8], rows: int, cols: int) -> npt.NDArray[np.int8]:
+    """The levels in [-8, 7], int8 [rows, cols], of rows x cols / 2 packed bytes."""
+    packed = q.reshape(rows, n_blocks(cols), BLOCK // 2)
+    levels = np.empty((rows, n_blocks(cols), BLOCK), np.int8)
+    np.bitwise_and(packed, 15, out=levels[..., : BLOCK // 2], casting="unsafe")
+    np.right_shift(packed, 4, out=levels[..., BLOCK // 2 :], casting="unsafe")
+    levels -= 8
+    return levels.reshape(rows, cols)
+
+
+def dequantize(q: npt.NDArray[np.uint8], d: npt.NDArray[Any], rows: int, cols: int) -> Float32:
+    """(nibble - 8) x d in float32 [rows, cols]; ``d`` float16 (widened exactly) or float32, any shapes."""
+    blocks = (rows, n_blocks(cols), BLOCK)
+    scales = d.reshape(blocks[:2]).astype(np.float32)
+    levels = levels_of(q, rows, cols).reshape(blocks)
+    return np.multiply(levels, scales[:, :, None], dtype=np.float32).reshape(rows, cols)
