@@ -1,8 +1,8 @@
 """The quantization rules of the .mlb specification in scalar float32 Python, one operation at a time.
 
 Written from the specification's text, without a look at the kernels: what these give, bit for bit, is right.
-int() truncates. Where the specification leaves the order of float32 sums open: element j goes to partial j mod 8, and the partials
-are added ((0+4)+(2+6)) + ((1+5)+(3+7)); products are (w·x)·L, w·(L·L) and w·(x·x).
+int() truncates. Where the specification leaves the order of float32 sums open: element j goes to partial j mod 8, and
+the partials are added ((0+4)+(2+6)) + ((1+5)+(3+7)); products are (w·x)·L, w·(L·L) and w·(x·x).
 """
 
 from __future__ import annotations
