@@ -12,7 +12,9 @@ import click
 from krafla_cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, MlbError, os_reason
 
 # name -> (module, one-line help). The help is here so that `mlb --help` imports none of the modules.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "convert": ("convert", "Hugging Face checkpoint -> .mlb model"),
+}
 
 
 class LazyGroup(click.Group):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, TypeAlias
 
+import numpy.typing as npt
 
-class Buffer(Protocol):
-    """Anything with contiguous bytes: bytes, memoryview, a NumPy array."""
-
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+Buffer: TypeAlias = bytes | memoryview | npt.NDArray[Any]
 
 
 class AlignedWriter:
