@@ -32,7 +32,7 @@ from krafla_cli.formats.mlb import (
     TensorSpec,
 )
 from krafla_cli.formats.text import printable, printable_bytes
-from krafla_cli.formats.writer import AlignedWriter, Buffer
+from krafla_cli.formats.writer import AlignedWriter, Buffer, byte_view
 
 _SCAN_BYTES = 1 << 20  # fits the second-level cache, so that a scan runs at the speed of memory
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -280,7 +280,7 @@ class MlbWriter:
         if spec is None or spec.name != name:
             raise ValueError(f"{name} written where {spec.name if spec else 'the end'} belongs")
         sizes = (spec.n_bytes, spec.scale_bytes) if spec.is_quantized else (spec.n_bytes,)
-        given = tuple(memoryview(a).nbytes for a in arrays)
+        given = tuple(byte_view(a).nbytes for a in arrays)
         if given != sizes:
             raise ValueError(f"{name}: {given} bytes, the header implies {sizes}")
         for array in arrays:

@@ -10,6 +10,12 @@ import numpy.typing as npt
 Buffer: TypeAlias = bytes | memoryview | npt.NDArray[Any]
 
 
+def byte_view(data: Buffer) -> memoryview:
+    """The bytes of C-contiguous ``data``, without a copy."""
+    view = memoryview(data)  # type: ignore[arg-type] # arrays are buffers, which their type says from Python 3.12 on
+    return view.cast("B") if view.nbytes else memoryview(b"")  # an empty array cannot be cast
+
+
 class AlignedWriter:
     """Appends to ``file``; ``offset`` counts the bytes written, ``sha256`` their hash."""
 
@@ -21,10 +27,7 @@ class AlignedWriter:
 
     def write(self, data: Buffer) -> None:
         """Appends the bytes of ``data`` (C-contiguous)."""
-        view = memoryview(data)
-        if view.nbytes == 0:
-            return
-        flat = view.cast("B") if view.format != "B" or view.ndim != 1 else view
+        flat = byte_view(data)
         self.file.write(flat)
         self._hash.update(flat)
         self.offset += flat.nbytes

@@ -1,0 +1,109 @@
+"""``mlb convert``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from krafla_cli.cli.common import (
+    TerminalProgress,
+    common_options,
+    force_option,
+    json_option,
+    print_json,
+    threads_option,
+)
+
+if TYPE_CHECKING:
+    from krafla_cli.convert.pipeline import Result
+
+
+@click.command("convert")
+@click.argument("src", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="The .mlb file [default: <SRC>-<wtype>.mlb here]."
+)
+@click.option(
+    "--wtype", type=click.Choice(["q8", "q4"]), default="q4", show_default=True, help="Weights as Q8_0 or Q4_0."
+)
+@click.option(
+    "--scales", type=click.Choice(["f16", "f32"]), default="f16", show_default=True, help="Type of the scales."
+)
+@click.option(
+    "--q4-rule",
+    type=click.Choice(["fit", "round"]),
+    help="Q4_0 blocks: best fit of 13 candidates, or llama.cpp's rounding [default: the family's].",
+)
+@click.option("--max-seq", type=click.IntRange(1, 1 << 24), help="Longest context [default: the checkpoint's].")
+@click.option("--dry-run", is_flag=True, help="Write nothing; show what would be written, sizes, bits per weight.")
+@threads_option()
+@force_option
+@json_option
+@common_options
+def command(
+    src: Path,
+    output: Path | None,
+    wtype: str,
+    scales: str,
+    q4_rule: str | None,
+    max_seq: int | None,
+    dry_run: bool,
+    threads: int | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Convert a Hugging Face checkpoint to a .mlb model, with its tokenizer and settings beside it.
+
+    \b
+    mlb convert ./Qwen3-0.6B --wtype q4            writes Qwen3-0.6B-q4.mlb, .mlt and .json
+    mlb convert ./Qwen3-0.6B --wtype q8 --dry-run  shows sizes and bits per weight, writes nothing
+    """
+    from krafla_cli.convert.pipeline import convert
+    from krafla_cli.convert.plan import Options
+
+    if threads is not None:
+        from krafla_cli.kernels import set_threads
+
+        set_threads(threads)
+    options = Options(wtype, scales, q4_rule, max_seq=max_seq)
+    result = convert(src, output, options=options, force=force, dry_run=dry_run, progress=TerminalProgress())
+    if as_json:
+        print_json(_document(result, dry_run))
+    else:
+        _print(result, dry_run)
+
+
+def _document(result: Result, dry_run: bool) -> dict[str, Any]:
+    from krafla_cli.convert.pipeline import class_encodings, header_summary
+
+    return {
+        "output": str(result.output),
+        "sidecars": [str(p) for p in result.sidecars],
+        "dry_run": dry_run,
+        "family": result.plan.family.name,
+        "bytes": result.n_bytes,
+        "weights": result.n_weights,
+        "bits_per_weight": result.bits_per_weight,
+        "q4_rule": result.q4_rule if result.options.wtype == "q4" else None,
+        "encodings": dict(class_encodings(result.plan)),
+        "tokenizer": result.tokenizer.suffix.lstrip(".") if result.tokenizer else None,
+        "tokenizer_reason": result.tokenizer.reason if result.tokenizer else None,
+        "remarks": result.plan.remarks,
+        "header": header_summary(result.plan.header),
+        "sha256": result.sha256,
+        "seconds": result.seconds,
+    }
+
+
+def _print(result: Result, dry_run: bool) -> None:
+    from krafla_cli.formats.text import human_bytes, printable
+
+    size, bits = human_bytes(result.n_bytes), result.bits_per_weight
+    verb = "would write" if dry_run else "wrote"
+    click.echo(
+        f"{verb} {printable(str(result.output))}: {size}, {result.n_weights:,} weights, {bits:.2f} bits per weight"
+    )
+    for path in result.sidecars:
+        click.echo(f"{verb} {printable(str(path))}")

@@ -1,0 +1,216 @@
+"""The conversion from start to end: everything that can be refused first, then one tensor at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from krafla_cli.convert import companions
+from krafla_cli.convert.config import ModelConfig, read_config, refuse_quantized
+from krafla_cli.convert.families import family_of
+from krafla_cli.convert.plan import Options, Plan, make_plan
+from krafla_cli.convert.sources import Source, open_folder
+from krafla_cli.convert.tensors import encode
+from krafla_cli.convert.tokenizer_files import TokenizerFile, convert_folder_tokenizer
+from krafla_cli.errors import FileError
+from krafla_cli.formats.atomic import Output, check_target
+from krafla_cli.formats.mlb import MATRIX_CLASS, Header
+from krafla_cli.formats.mlb_file import MlbWriter
+from krafla_cli.formats.sidecar import Sidecar, sidecar_path
+from krafla_cli.formats.text import printable
+from krafla_cli.progress import SILENT, Progress
+from krafla_cli.quant.q4_0 import Rule
+
+TOOL = "krafla-cli"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a conversion wrote, or with ``dry_run`` would write."""
+
+    output: Path
+    sidecars: tuple[Path, ...]
+    plan: Plan
+    options: Options
+    q4_rule: str
+    n_bytes: int
+    tokenizer: TokenizerFile | None
+    sha256: str | None
+    seconds: float
+
+    @property
+    def n_weights(self) -> int:
+        """Weights of all tensors, as the checkpoint has them or padded."""
+        return sum(t.spec.n_weights for t in self.plan.tensors)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of the whole file for each weight."""
+        return 8 * self.n_bytes / self.n_weights
+
+
+def convert(
+    src: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    options: Options | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress = SILENT,
+) -> Result:
+    """Converts the Hugging Face folder ``src`` to the model ``out`` and its sidecars.
+
+    Without ``out``: <name of src>-<wtype>.mlb in the current folder. All files appear complete or not at all, the .mlb
+    last. Raises FileError, FormatError, ShapeError, UnsupportedError or DataError; see ``errors.py``.
+    """
+    started = time.perf_counter()
+    options = options or Options()
+    folder = _checked_folder(Path(src))
+    config = read_config(folder)
+    refuse_quantized(config)
+    family = family_of(config)
+    config = config.with_defaults(family.defaults)
+    fields = family.header(config)
+    output = Path(out) if out is not None else Path(f"{folder.resolve().name}-{options.wtype}.mlb")
+    if not dry_run:
+        for target in (output, *_sidecar_paths(output)):
+            check_target(target, force, inputs=(folder / "config.json", folder / "tokenizer.json"))
+    source = open_folder(folder)
+    plan = make_plan(family, config, fields, source, options)
+    for remark in plan.remarks:
+        progress.info(remark)
+    tokenizer = convert_folder_tokenizer(folder, plan.header.vocab, progress)
+    job = _Job(folder, config, source, plan, options, output, tokenizer, progress)
+    return job.result(None, started) if dry_run else job.result(job.write(), started)
+
+
+def _checked_folder(folder: Path) -> Path:
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise FileError(f"{printable(str(folder))} {what}; convert takes a Hugging Face folder with config.json")
+    if not (folder / "config.json").exists():
+        raise FileError(f"{printable(str(folder))}: no config.json; convert takes a Hugging Face folder")
+    return folder
+
+
+def _sidecar_paths(output: Path) -> tuple[Path, ...]:
+    return (output.with_suffix(".mlt"), output.with_suffix(".tokenizer.json"), sidecar_path(output))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One conversion that has been decided."""
+
+    folder: Path
+    config: ModelConfig
+    source: Source
+    plan: Plan
+    options: Options
+    output: Path
+    tokenizer: TokenizerFile | None
+    progress: Progress
+
+    @property
+    def rule(self) -> Rule:
+        rule = self.options.q4_rule or self.plan.family.q4_rule
+        return "round" if rule == "round" else "fit"
+
+    def write(self) -> str:
+        """Writes all files under temporary names, then renames them: sidecars first, the model last."""
+        with contextlib.ExitStack() as stack:
+            model = _open_output(self.output, stack)
+            sha256 = self._write_model(model)
+            sidecars = [self._write_sidecar(stack, sha256)]
+            if self.tokenizer is not None:
+                path = self.output.with_suffix(self.tokenizer.suffix)
+                sidecars.append(_write_small(path, self.tokenizer.data, stack))
+            model.close()
+            for sidecar in sidecars:
+                sidecar.commit()
+            model.commit()
+        return sha256
+
+    def _write_model(self, output: Output) -> str:
+        header = self.plan.header
+        try:
+            writer = MlbWriter(output.file, header)
+            self.progress.start("converting", sum(t.spec.total_bytes for t in self.plan.tensors), "B")
+            for tensor in self.plan.tensors:
+                writer.write(tensor.spec.name, *encode(tensor, self.source, bool(header.scale_f16), self.rule))
+                self.progress.advance(tensor.spec.total_bytes)
+            return writer.finish()
+        except OSError as error:
+            raise FileError(f"cannot write {printable(str(self.output))}: {error.strerror}") from error
+        finally:
+            self.progress.finish()
+
+    def _write_sidecar(self, stack: contextlib.ExitStack, sha256: str) -> Output:
+        found = companions.read_companions(self.folder)
+        tokenizer = self.tokenizer.load() if self.tokenizer else None
+        sidecar = Sidecar(
+            sha256=sha256,
+            chat_template=found.chat_template,
+            stop_ids=companions.stop_ids(self.config, found, tokenizer, self.plan.header.vocab),
+            sampling=companions.sampling(found),
+            special_tokens=companions.special_tokens(found),
+            provenance=self._provenance(),
+        )
+        return _write_small(sidecar_path(self.output), sidecar.to_bytes(), stack)
+
+    def _provenance(self) -> dict[str, Any]:
+        return {
+            "tool": f"{TOOL} {_tool_version()}",
+            "source": self.folder.resolve().name,
+            "family": self.plan.family.name,
+            "options": asdict(self.options) | {"q4_rule": self.rule},
+            "encodings": class_encodings(self.plan),
+            "config": dict(self.config.raw),
+        }
+
+    def result(self, sha256: str | None, started: float) -> Result:
+        last = self.plan.tensors[-1].spec
+        sidecars = [sidecar_path(self.output)]
+        if self.tokenizer is not None:
+            sidecars.append(self.output.with_suffix(self.tokenizer.suffix))
+        n_bytes = -(-last.end // 64) * 64
+        seconds = time.perf_counter() - started
+        return Result(
+            self.output, tuple(sidecars), self.plan, self.options, self.rule, n_bytes, self.tokenizer, sha256, seconds
+        )
+
+
+def class_encodings(plan: Plan) -> Mapping[str, str]:
+    """The encoding of each matrix class that the model has: {"tok_emb": "q4_0", "qk": ...}."""
+    return {MATRIX_CLASS[t.spec.role]: t.spec.encoding for t in plan.tensors if t.spec.role in MATRIX_CLASS}
+
+
+def header_summary(header: Header) -> dict[str, Any]:
+    """The header's values for a JSON document."""
+    return {k: v for k, v in header.values.items() if k != "magic"}
+
+
+def _tool_version() -> str:
+    from importlib.metadata import version
+
+    return version(TOOL)
+
+
+def _open_output(path: Path, stack: contextlib.ExitStack) -> Output:
+    output = Output(path)
+    stack.callback(output.discard)
+    return output
+
+
+def _write_small(path: Path, data: bytes, stack: contextlib.ExitStack) -> Output:
+    output = _open_output(path, stack)
+    try:
+        output.file.write(data)
+    except OSError as error:
+        raise FileError(f"cannot write {printable(str(path))}: {error.strerror}") from error
+    output.close()
+    return output

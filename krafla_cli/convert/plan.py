@@ -1,0 +1,220 @@
+"""From config and tensor names to a plan: the header, and for every tensor of the .mlb where its rows come from.
+
+Everything that can be refused is refused here, before a weight is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from krafla_cli.convert.config import ModelConfig
+from krafla_cli.convert.families.base import BUFFERS, NOT_TEXT, Family, Part
+from krafla_cli.convert.sources import Source
+from krafla_cli.errors import FormatError, ShapeError, UnsupportedError
+from krafla_cli.formats.layout import shown
+from krafla_cli.formats.mlb import BLOCK, LAYOUT, MAX_SEQ, WTYPE_Q4_0, WTYPE_Q8_0, Header, TensorSpec, tensors
+from krafla_cli.formats.text import printable
+from krafla_cli.rope import interleaved_order
+
+# Where a checkpoint keeps the language model: alone, or inside an image-text model (old and new naming).
+_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
+_HEAD_PREFIXES = ("", "language_model.", "model.language_model.", "model.")
+_HEAD_COUNTS = {"wq": "q", "bq": "q", "wk": "k", "bk": "k", "q_norm": "one", "k_norm": "one"}
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """How one tensor is made: take ``rows`` (all where None) of ``source``, add 1 if ``plus_one``, pad to the spec."""
+
+    spec: TensorSpec
+    source: str
+    rows: npt.NDArray[np.intp] | None
+    plus_one: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A conversion, decided: the header with its flags, the tensors in file order, and remarks for people."""
+
+    family: Family
+    header: Header
+    tensors: list[TensorPlan]
+    remarks: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user chose. ``q8_mask``: classes kept in Q8_0 with wtype q4. ``q4_rule`` None: the family's default."""
+
+    wtype: str = "q4"
+    scales: str = "f16"
+    q4_rule: str | None = None
+    q8_mask: int = 0
+    max_seq: int | None = None
+
+
+def make_plan(family: Family, config: ModelConfig, fields: dict[str, Any], source: Source, options: Options) -> Plan:
+    """Decides everything. ``fields``: what ``family.header(config)`` gave.
+
+    Raises FormatError, ShapeError or UnsupportedError, naming the key or tensor.
+    """
+    remarks: list[str] = []
+    fields = dict(fields)
+    hidden = fields["hidden_dim"]
+    prefix = _prefix(source, family)
+    fields["vocab"] = _vocab(config, source, prefix + family.parts["tok_emb"].name)
+    header = _header(config, fields, options, remarks)
+    if header.hidden_dim != hidden:
+        remarks.append(f"hidden_dim {hidden} is zero-padded to {header.hidden_dim}, a multiple of {BLOCK} (exact)")
+    namer = _Namer(family, prefix, source, header, hidden)
+    plans = [namer.plan(spec) for spec in tensors(header) if spec.role != "layer_flags"]
+    remarks += _check_all_used(family, source, plans, header)
+    return Plan(family, header, plans, remarks)
+
+
+def _prefix(source: Source, family: Family) -> str:
+    name = family.parts["tok_emb"].name
+    for prefix in _PREFIXES:
+        if prefix + name in source.shapes():
+            return prefix
+    raise FormatError(f"{source.title}: tensor {_PREFIXES[0]}{name} is missing")
+
+
+def _vocab(config: ModelConfig, source: Source, name: str) -> int:
+    """Rows of the embedding. A config that says otherwise is refused; -1 and null say nothing."""
+    rows = source.shape(name)[0] if source.shape(name) else 0
+    stated = config.optional_integer("vocab_size", least=-1) if config.has("vocab_size") else None
+    if stated is not None and stated > 0 and stated != rows:
+        raise ShapeError(f"{config.where}: vocab_size is {stated}, {printable(name)} has {rows} rows")
+    return rows
+
+
+def _header(config: ModelConfig, fields: dict[str, Any], options: Options, remarks: list[str]) -> Header:
+    """The header of the fields and options; every broken rule of the format is named with the config's file."""
+    fields["hidden_dim"] = -(-fields["hidden_dim"] // BLOCK) * BLOCK
+    fields["max_seq"] = _max_seq(fields["max_seq"], options, remarks)
+    header = Header(
+        **fields,
+        wtype=WTYPE_Q8_0 if options.wtype == "q8" else WTYPE_Q4_0,
+        scale_f16=int(options.scales == "f16"),
+        q8_mask=options.q8_mask,
+    )
+    fault = next(LAYOUT.faults(_as_stored(header)), None)
+    if fault is not None:
+        kind = ShapeError if fault.status == ShapeError.status else FormatError
+        raise kind(f"{config.where}: cannot be stored: {fault.where}: {fault.message}")
+    return header
+
+
+def _as_stored(header: Header) -> dict[str, Any]:
+    """The header's values as they come back from the file: integers must fit, floats are rounded to float32."""
+    values = header.values
+    for entry in LAYOUT.fields:
+        value = values[entry.name]
+        if entry.code == "I" and not 0 <= value < 1 << 32:
+            raise ShapeError(f"{entry.name}: {shown(value)} does not fit the format's 32 bits")
+        if entry.code == "f":
+            with np.errstate(over="ignore"):
+                values[entry.name] = float(np.float32(value))
+    return values
+
+
+def _max_seq(max_seq: int, options: Options, remarks: list[str]) -> int:
+    if options.max_seq is None:
+        return min(max_seq, MAX_SEQ)
+    if options.max_seq > max_seq:
+        remarks.append(f"--max-seq {options.max_seq} is more than the {max_seq} positions that the model was made for")
+    return options.max_seq
+
+
+class _Namer:
+    """Finds the source of each tensor and checks its shape."""
+
+    def __init__(self, family: Family, prefix: str, source: Source, header: Header, hidden: int) -> None:
+        self.family = family
+        self.prefix = prefix
+        self.source = source
+        self.header = header
+        self.hidden = hidden  # not padded, as in the checkpoint
+
+    def plan(self, spec: TensorSpec) -> TensorPlan:
+        part = self.family.parts.get(spec.role)
+        if part is None:
+            raise ValueError(f"family {self.family.name} has no source for {spec.role}")
+        name = self._name(part, spec)
+        shape = self._source_shape(part, spec)
+        found = self.source.shape(name)
+        if found != shape:
+            raise ShapeError(f"{self.source.title}: {printable(name)} has shape {list(found)}, must be {list(shape)}")
+        self._check_dtype(name)
+        return TensorPlan(spec, name, self._rows(part, spec), part.plus_one)
+
+    def _name(self, part: Part, spec: TensorSpec) -> str:
+        if spec.role != "wcls":
+            return self.prefix + part.name.format(i=spec.layer)
+        candidates = [p + part.name for p in _HEAD_PREFIXES]
+        name = next((n for n in candidates if n in self.source.shapes()), None)
+        if name is None:
+            raise FormatError(
+                f"{self.source.title}: tensor {part.name} is missing, and tie_word_embeddings is false: the classifier "
+                "has no weights"
+            )
+        return name
+
+    def _source_shape(self, part: Part, spec: TensorSpec) -> tuple[int, ...]:
+        """The shape that the checkpoint's tensor must have."""
+        shape = list(spec.shape)
+        if spec.role in ("w1", "w3"):
+            shape[0] = self.hidden
+        if spec.role == "w2":
+            shape[1] = self.hidden
+        if part.source_rows is not None:
+            shape[0] = part.source_rows(self.header)
+        if part.middle_axis:
+            shape.insert(1, 1)
+        return tuple(shape)
+
+    def _check_dtype(self, name: str) -> None:
+        dtype = self.source.dtype(name)
+        if dtype not in ("F32", "F16", "BF16"):
+            raise UnsupportedError(
+                f"{self.source.title}: {printable(name)} is {dtype}: the checkpoint is quantized already; convert the "
+                "original one in F32, F16 or BF16"
+            )
+
+    def _rows(self, part: Part, spec: TensorSpec) -> npt.NDArray[np.intp] | None:
+        """Checkpoint rows in the order of the .mlb: the part's selection, then rotate-half to interleaved."""
+        selected = part.rows(self.header) if part.rows else None
+        if spec.role not in _HEAD_COUNTS or self.family.interleaved:
+            return selected
+        h = self.header
+        n_heads = {"q": h.n_heads, "k": h.n_kv_heads, "one": 1}[_HEAD_COUNTS[spec.role]]
+        order = interleaved_order(n_heads, h.head_size, h.rot_size)
+        return order if selected is None else selected[order]
+
+
+def _check_all_used(family: Family, source: Source, plans: list[TensorPlan], header: Header) -> Iterator[str]:
+    """Nothing of a checkpoint is dropped in silence: unknown tensors are refused, known ones named in a remark."""
+    used = {p.source for p in plans}
+    left: dict[str, int] = {}
+    for name in source.shapes():
+        if name in used or BUFFERS.search(name):
+            continue
+        if header.shared_classifier and name.endswith("lm_head.weight"):
+            left["lm_head (tied to the embedding)"] = 1
+        elif family.leaves_out(name) or any(re.search(p, name) for p in NOT_TEXT):
+            group = name.split(".")[0] if not name.startswith("model.") else ".".join(name.split(".")[:2])
+            left[group] = left.get(group, 0) + 1
+        else:
+            raise UnsupportedError(
+                f"{source.title}: {printable(name)} has no place in the format for family {family.name}; "
+                "leaving it out would change the model"
+            )
+    for group, count in left.items():
+        yield f"left out: {printable(group)}, {count} tensor{'s' if count > 1 else ''}"

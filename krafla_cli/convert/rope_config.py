@@ -1,0 +1,160 @@
+"""RoPE settings of config.json, old (rope_theta, rope_scaling) and new (rope_parameters, flat or per layer type)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from krafla_cli.convert.config import ModelConfig
+from krafla_cli.formats.mlb import ROPE_LINEAR, ROPE_LLAMA3, ROPE_PLAIN, ROPE_YARN
+from krafla_cli.formats.text import printable
+from krafla_cli.rope import yarn_bounds
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+_NO_SCALING = ("default", "mrope", None)  # mrope: three position streams, all the same for text
+
+
+def rope_fields(config: ModelConfig, head_dim: int) -> dict[str, Any]:
+    """The header's RoPE fields for the layers of full attention (all layers, in most families).
+
+    Raises FormatError (a value is missing or wrong), UnsupportedError (a scheme that the format does not hold).
+    """
+    params = rope_params(config, FULL)
+    rot_dim = rotated_dim(config, params, head_dim)
+    fields = {"rope_theta": theta_of(config, params), "rot_dim": rot_dim if rot_dim != head_dim else 0}
+    scheme = rope_scheme(config, params)
+    if scheme in _NO_SCALING:
+        return fields | {"rope_type": ROPE_PLAIN}
+    builders = {"linear": _linear, "llama3": _llama3, "yarn": _yarn}
+    if scheme not in builders:
+        raise config.unsupported(
+            f'RoPE scheme "{printable(str(scheme))}" is not supported; supported: default, linear, llama3, yarn'
+        )
+    return fields | builders[scheme](config, params, rot_dim, fields["rope_theta"])
+
+
+def local_theta(config: ModelConfig, default: float) -> float:
+    """RoPE base of sliding layers that have their own; the format has no scaling for them. Raises UnsupportedError."""
+    if config.has("rope_local_base_freq"):
+        return config.number("rope_local_base_freq")
+    params = rope_params(config, SLIDING) if is_nested(config) else {}
+    scheme = rope_scheme(config, params)
+    if scheme not in _NO_SCALING:
+        raise config.unsupported(f'RoPE scheme "{printable(str(scheme))}" on sliding layers is not supported')
+    value = params.get("rope_theta")
+    return default if value is None else config.checked_number("rope_theta", value)
+
+
+def is_nested(config: ModelConfig) -> bool:
+    """Whether rope_parameters holds one object per layer type."""
+    return any(isinstance(v, dict) for v in config.section("rope_parameters").values())
+
+
+def rope_params(config: ModelConfig, layer_type: str) -> Mapping[str, Any]:
+    """The RoPE parameters of ``layer_type``: rope_parameters (new), where missing rope_scaling (old)."""
+    params = config.section("rope_parameters") or config.section("rope_scaling")
+    if any(isinstance(v, dict) for v in params.values()):
+        nested = params.get(layer_type)
+        if not isinstance(nested, dict):
+            raise config.error("rope_parameters", f"has no entry for {layer_type}")
+        return nested
+    return params
+
+
+def rope_scheme(config: ModelConfig, params: Mapping[str, Any]) -> Any:
+    """The value of rope_type or type; both may be given if they agree."""
+    new, old = params.get("rope_type"), params.get("type")
+    # Some tools rewrote "mrope" to "default" under the new key and left the old one.
+    if new is not None and old is not None and new != old and not {new, old} <= set(_NO_SCALING):
+        raise config.error("rope_scaling", f"has rope_type {printable(str(new))} and type {printable(str(old))}")
+    return new if new is not None else old
+
+
+def theta_of(config: ModelConfig, params: Mapping[str, Any]) -> float:
+    """The base: from the parameters, else from the old top-level key (or the family's default)."""
+    value = params.get("rope_theta")
+    if value is None:
+        return config.number("rope_theta")
+    return config.checked_number("rope_theta", value)
+
+
+def rotated_dim(config: ModelConfig, params: Mapping[str, Any], head_dim: int) -> int:
+    """Dimensions of a head that are rotated: head_dim x partial_rotary_factor, rounded down."""
+    value = params.get("partial_rotary_factor")
+    if value is None:
+        value = config.get("partial_rotary_factor")
+    if value is None:
+        return head_dim
+    return int(head_dim * config.checked_number("partial_rotary_factor", value))
+
+
+def _value(config: ModelConfig, params: Mapping[str, Any], key: str) -> float:
+    if params.get(key) is None:
+        raise config.error("rope_scaling", f"of this type needs {key}")
+    return config.checked_number(key, params[key])
+
+
+def _original_context(config: ModelConfig, params: Mapping[str, Any]) -> int:
+    value = config.get("original_max_position_embeddings")
+    if value is None:
+        value = params.get("original_max_position_embeddings")
+    if value is None:
+        return config.integer("max_position_embeddings")
+    return config.checked_integer("original_max_position_embeddings", value)
+
+
+def _linear(config: ModelConfig, params: Mapping[str, Any], _rot_dim: int, _theta: float) -> dict[str, Any]:
+    return {"rope_type": ROPE_LINEAR, "rope_factor": _value(config, params, "factor")}
+
+
+def _llama3(config: ModelConfig, params: Mapping[str, Any], _rot_dim: int, _theta: float) -> dict[str, Any]:
+    return {
+        "rope_type": ROPE_LLAMA3,
+        "rope_factor": _value(config, params, "factor"),
+        "rope_low_freq_factor": _value(config, params, "low_freq_factor"),
+        "rope_high_freq_factor": _value(config, params, "high_freq_factor"),
+        "rope_orig_max_seq": _original_context(config, params),
+    }
+
+
+def _yarn(config: ModelConfig, params: Mapping[str, Any], rot_dim: int, theta: float) -> dict[str, Any]:
+    original = _original_context(config, params)
+    if params.get("factor") is None:
+        factor = config.integer("max_position_embeddings") / original
+    else:
+        factor = _value(config, params, "factor")
+    beta_fast = config.checked_number("beta_fast", params.get("beta_fast") or 32)
+    beta_slow = config.checked_number("beta_slow", params.get("beta_slow") or 1)
+    _check_truncate(config, params, yarn_bounds(rot_dim, theta, original, beta_fast, beta_slow))
+    return {
+        "rope_type": ROPE_YARN,
+        "rope_factor": factor,
+        "rope_low_freq_factor": beta_fast,
+        "rope_high_freq_factor": beta_slow,
+        "rope_orig_max_seq": original,
+        "rope_attn_factor": _yarn_attention_factor(config, params, factor),
+    }
+
+
+def _check_truncate(config: ModelConfig, params: Mapping[str, Any], bounds: tuple[float, float]) -> None:
+    """The format always rounds the bounds; ``truncate: false`` is the same only where both are whole already."""
+    if params.get("truncate", True) is False and any(b != int(b) for b in bounds):
+        low, high = bounds
+        raise config.unsupported(
+            f"RoPE scheme yarn with truncate false is not supported: its bounds {low:.4g} and {high:.4g} are not whole"
+        )
+
+
+def _yarn_attention_factor(config: ModelConfig, params: Mapping[str, Any], factor: float) -> float:
+    """The factor on cos and sin as transformers computes it: given, or by mscale, or 0.1 ln(factor) + 1."""
+    if params.get("attention_factor") is not None:
+        return _value(config, params, "attention_factor")
+    if params.get("mscale") and params.get("mscale_all_dim"):
+        mscale, all_dim = _value(config, params, "mscale"), _value(config, params, "mscale_all_dim")
+        return _mscale(factor, mscale) / _mscale(factor, all_dim)
+    return _mscale(factor, 1.0)
+
+
+def _mscale(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

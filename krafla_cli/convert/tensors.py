@@ -1,0 +1,73 @@
+"""One tensor from the checkpoint to the arrays of the file: rows taken and reordered, padded, quantized."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from krafla_cli.convert.plan import TensorPlan
+from krafla_cli.convert.sources import Source
+from krafla_cli.errors import DataError
+from krafla_cli.formats.mlb import TensorSpec
+from krafla_cli.formats.text import printable
+from krafla_cli.quant.blocks import WeightError, widen
+from krafla_cli.quant.matrix import quantize
+from krafla_cli.quant.q4_0 import Rule
+
+Float32s = npt.NDArray[np.float32]
+
+
+def load(plan: TensorPlan, source: Source) -> npt.NDArray[Any]:
+    """The tensor in the shape and row order of the .mlb: float32, float16, or uint16 holding the bits of bfloat16."""
+    array = source.array(plan.source)
+    array = array.reshape(array.shape[0], -1) if len(plan.spec.shape) == 2 else array.reshape(-1)
+    if plan.rows is not None:
+        array = array[plan.rows]
+    if plan.plus_one:
+        array = widen(array) + np.float32(1)
+    return _padded(array, plan.spec)
+
+
+def _padded(array: npt.NDArray[Any], spec: TensorSpec) -> npt.NDArray[Any]:
+    """``array`` with zero rows and columns up to the spec's shape; zero bits are zero in every type."""
+    if array.shape == spec.shape:
+        return array
+    padded = np.zeros(spec.shape, array.dtype)
+    padded[tuple(slice(n) for n in array.shape)] = array
+    return padded
+
+
+def encode(
+    plan: TensorPlan, source: Source, scale_f16: bool, rule: Rule, importance: Float32s | None = None
+) -> tuple[npt.NDArray[Any], ...]:
+    """The arrays to write for the tensor: one of float32, or quants and scales.
+
+    Raises DataError naming the checkpoint's tensor, row and column: a NaN, an infinity, a scale beyond f16.
+    """
+    array = load(plan, source)
+    if not plan.spec.is_quantized:
+        values = np.ascontiguousarray(widen(array))
+        _check_finite(values, plan, source)
+        return (values,)
+    try:
+        result = quantize(array, plan.spec.encoding, scale_f16, rule, importance)
+    except WeightError as error:
+        row = _source_row(plan, error.row)
+        raise DataError(
+            f"{source.title}: {printable(plan.source)}: row {row}, column {error.column}: {error.reason}"
+        ) from error
+    return result.q, result.d
+
+
+def _check_finite(values: Float32s, plan: TensorPlan, source: Source) -> None:
+    if np.isfinite(values).all():
+        return
+    place = tuple(int(i[0]) for i in np.nonzero(~np.isfinite(values)))
+    where = f"row {_source_row(plan, place[0])}" + (f", column {place[1]}" if len(place) > 1 else "")
+    raise DataError(f"{source.title}: {printable(plan.source)}: {where}: the weight is {values[place]}")
+
+
+def _source_row(plan: TensorPlan, row: int) -> int:
+    return row if plan.rows is None else int(plan.rows[row])
