@@ -1,0 +1,526 @@
+"""Operations on vector values inside numba kernels: a kernel looks like its formula, LLVM sees vectors.
+
+Each operation is an LLVM vector instruction. The few that x86 has as one instruction and LLVM has not (products of
+bytes added in pairs, f16) have two lowerings: AVX2 (with F16C) where the host has it, and plain LLVM vector arithmetic
+elsewhere, which gives the same bits; ``MLB_SIMD=generic`` forces the second.
+
+``p`` is a typed pointer or a C-contiguous array, ``i`` an index in its elements; nothing is bounds-checked. Loads and
+stores need no alignment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.core.extending import intrinsic
+
+from krafla_cli.kernels.simd_types import (
+    I32,
+    IR_ELEMENTS,
+    Vec,
+    constant,
+    element_pointer,
+    extern,
+    f32x8,
+    i8x16,
+    i8x32,
+    i16x16,
+    i32x8,
+    mask8,
+    shuffle,
+    spread,
+)
+
+HOST_FEATURES = llvm.get_host_cpu_features()
+GENERIC = os.environ.get("MLB_SIMD") == "generic"
+AVX2 = not GENERIC and all(HOST_FEATURES.get(name) for name in ("avx2", "fma", "f16c"))
+
+_I16 = IR_ELEMENTS["i16"]
+_f16x8 = Vec("f16", 8)
+_i32x16 = Vec("i32", 16)
+_i16x32 = Vec("i16", 32)
+Typed = tuple[Any, Callable[..., ir.Value]]
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Memory
+
+
+def _load(vec: Vec, p: Any, finish: Callable[[ir.IRBuilder, ir.Value], ir.Value] = lambda _, v: v) -> Any:
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        source = element_pointer(context, builder, sig.args[0], *args)
+        value = builder.load(builder.bitcast(source, vec.ir.as_pointer()))
+        value.align = 1
+        return finish(builder, value)
+
+    return build
+
+
+def _store(vec: Vec, p: Any, prepare: Callable[[ir.IRBuilder, ir.Value], ir.Value] = lambda _, v: v) -> Typed:
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        value = prepare(builder, args[2])
+        target = element_pointer(context, builder, sig.args[0], args[0], args[1])
+        builder.store(value, builder.bitcast(target, value.type.as_pointer())).align = 1
+        return context.get_dummy_value()
+
+    return types.void(p, types.intp, vec), build
+
+
+@intrinsic
+def load_f32(typingctx: Any, p: Any, i: Any) -> Typed:
+    """8 float32."""
+    return f32x8(p, types.intp), _load(f32x8, p)
+
+
+@intrinsic
+def load_f16(typingctx: Any, p: Any, i: Any) -> Typed:
+    """8 f16 (held as uint16) widened to float32, exactly."""
+    if AVX2:
+        return f32x8(p, types.intp), _load(_f16x8, p, lambda b, v: b.fpext(v, f32x8.ir))
+    return f32x8(p, types.intp), _load(Vec("i16", 8), p, _widen_f16)
+
+
+@intrinsic
+def load_i32(typingctx: Any, p: Any, i: Any) -> Typed:
+    """8 int32."""
+    return i32x8(p, types.intp), _load(i32x8, p)
+
+
+@intrinsic
+def load_i8x16(typingctx: Any, p: Any, i: Any) -> Typed:
+    """16 bytes."""
+    return i8x16(p, types.intp), _load(i8x16, p)
+
+
+@intrinsic
+def load_i8(typingctx: Any, p: Any, i: Any) -> Typed:
+    """32 bytes."""
+    return i8x32(p, types.intp), _load(i8x32, p)
+
+
+@intrinsic
+def load_4_bytes(typingctx: Any, p: Any, i: Any) -> Typed:
+    """The 4 bytes at ``i``, eight times: i8x32."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        source = element_pointer(context, builder, sig.args[0], *args)
+        word = builder.load(builder.bitcast(source, I32.as_pointer()))
+        word.align = 1
+        return builder.bitcast(spread(builder, word, i32x8), i8x32.ir)
+
+    return i8x32(p, types.intp), build
+
+
+@intrinsic
+def store_f32(typingctx: Any, p: Any, i: Any, v: Any) -> Typed:
+    """8 float32."""
+    return _store(f32x8, p)
+
+
+@intrinsic
+def store_f16(typingctx: Any, p: Any, i: Any, v: Any) -> Typed:
+    """8 float32 rounded to f16 (nearest, ties to even), held as uint16."""
+    if AVX2:
+        return _store(f32x8, p, lambda b, v: b.fptrunc(v, _f16x8.ir))
+    return _store(f32x8, p, _narrow_f16)
+
+
+@intrinsic
+def store_i8(typingctx: Any, p: Any, i: Any, v: Any) -> Typed:
+    """32 bytes."""
+    return _store(i8x32, p)
+
+
+@intrinsic
+def prefetch(typingctx: Any, p: Any, i: Any) -> Typed:
+    """Asks for the cache line of element ``i``; any address will do."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        place = builder.bitcast(element_pointer(context, builder, sig.args[0], *args), IR_ELEMENTS["i8"].as_pointer())
+        function = extern(builder, "llvm.prefetch.p0", ir.VoidType(), place.type, I32, I32, I32)
+        builder.call(function, [place, ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)])
+        return context.get_dummy_value()
+
+    return types.void(p, types.intp), build
+
+
+@intrinsic
+def advance(typingctx: Any, p: Any, n: Any) -> Typed:
+    """The pointer ``n`` elements further on."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return element_pointer(context, builder, sig.args[0], *args)
+
+    return p(p, types.intp), build
+
+
+def _cast(result: Any, p: Any) -> Typed:
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return builder.bitcast(args[0], context.get_value_type(result))
+
+    return result(p), build
+
+
+@intrinsic
+def as_f32(typingctx: Any, p: Any) -> Typed:
+    """The same address as a pointer to float32."""
+    return _cast(types.CPointer(types.float32), p)
+
+
+@intrinsic
+def as_i8(typingctx: Any, p: Any) -> Typed:
+    """The same address as a pointer to int8."""
+    return _cast(types.CPointer(types.int8), p)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# float32
+
+
+@intrinsic
+def spread_f32(typingctx: Any, x: Any) -> Typed:
+    """``x`` in all 8 elements."""
+    return f32x8(types.float32), lambda c, b, sig, args: spread(b, args[0], f32x8)
+
+
+@intrinsic
+def zero_f32(typingctx: Any) -> Typed:
+    return f32x8(), lambda c, b, sig, args: constant(f32x8, 0.0)
+
+
+@intrinsic
+def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Typed:
+    """x · y + z, rounded once."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return builder.call(extern(builder, "llvm.fma.v8f32", f32x8.ir, *[f32x8.ir] * 3), args)
+
+    return f32x8(f32x8, f32x8, f32x8), build
+
+
+@intrinsic
+def minimum(typingctx: Any, x: Any, y: Any) -> Typed:
+    """The smaller of each pair; ``y`` where one is NaN."""
+    return f32x8(f32x8, f32x8), lambda c, b, sig, args: b.select(b.fcmp_ordered("<", *args), *args)
+
+
+@intrinsic
+def maximum(typingctx: Any, x: Any, y: Any) -> Typed:
+    """The larger of each pair; ``y`` where one is NaN."""
+    return f32x8(f32x8, f32x8), lambda c, b, sig, args: b.select(b.fcmp_ordered(">", *args), *args)
+
+
+@intrinsic
+def absolute(typingctx: Any, x: Any) -> Typed:
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return builder.call(extern(builder, "llvm.fabs.v8f32", f32x8.ir, f32x8.ir), args)
+
+    return f32x8(f32x8), build
+
+
+@intrinsic
+def copysign(typingctx: Any, x: Any, y: Any) -> Typed:
+    """The magnitude of ``x`` with the sign of ``y``."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return builder.call(extern(builder, "llvm.copysign.v8f32", f32x8.ir, f32x8.ir, f32x8.ir), args)
+
+    return f32x8(f32x8, f32x8), build
+
+
+@intrinsic
+def select(typingctx: Any, mask: Any, x: Any, y: Any) -> Typed:
+    """``x`` where the mask is set, else ``y``; f32 vectors."""
+    return f32x8(mask8, f32x8, f32x8), lambda c, b, sig, args: b.select(*args)
+
+
+@intrinsic
+def to_f32(typingctx: Any, x: Any) -> Typed:
+    """int32 to float32."""
+    return f32x8(i32x8), lambda c, b, sig, args: b.sitofp(args[0], f32x8.ir)
+
+
+@intrinsic
+def truncate(typingctx: Any, x: Any) -> Typed:
+    """float32 to int32 towards zero; the values fit."""
+    return i32x8(f32x8), lambda c, b, sig, args: b.fptosi(args[0], i32x8.ir)
+
+
+@intrinsic
+def bits_of(typingctx: Any, x: Any) -> Typed:
+    """The bits of float32 as int32."""
+    return i32x8(f32x8), lambda c, b, sig, args: b.bitcast(args[0], i32x8.ir)
+
+
+@intrinsic
+def from_bits(typingctx: Any, x: Any) -> Typed:
+    """int32 as the bits of float32."""
+    return f32x8(i32x8), lambda c, b, sig, args: b.bitcast(args[0], f32x8.ir)
+
+
+def _fold(builder: ir.IRBuilder, v: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+    """Element 0 of v folded in halves: ((0,4),(2,6)),((1,5),(3,7))."""
+    for distance in (4, 2, 1):
+        v = combine(v, shuffle(builder, v, v, [(i + distance) % 8 for i in range(8)]))
+    return builder.extract_element(v, ir.Constant(I32, 0))
+
+
+@intrinsic
+def sum_f32(typingctx: Any, x: Any) -> Typed:
+    """((0+4)+(2+6)) + ((1+5)+(3+7))."""
+    return types.float32(f32x8), lambda c, b, sig, args: _fold(b, args[0], b.fadd)
+
+
+@intrinsic
+def max_f32(typingctx: Any, x: Any) -> Typed:
+    """The largest element."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return _fold(builder, args[0], lambda x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))
+
+    return types.float32(f32x8), build
+
+
+@intrinsic
+def transpose_f32(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Typed:
+    """8 vectors as the rows of a matrix, to the 8 columns: a tuple of vectors."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return context.make_tuple(builder, sig.return_type, _transpose(builder, list(args)))
+
+    return types.UniTuple(f32x8, 8)(*[f32x8] * 8), build
+
+
+def _transpose(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
+    """8x8 elements: at each step, rows a step apart exchange blocks of that size."""
+    for step in (4, 2, 1):
+        first = [i for i in range(16) if i % 8 // step % 2 == 0]
+        low = sorted(first, key=lambda i: (i % 8 // (2 * step), i // 8, i % 8))
+        high = [i + step for i in low]
+        pairs = [(i, i + step) for i in range(8) if i // step % 2 == 0]
+        out: list[Any] = [None] * 8
+        for i, j in pairs:
+            out[i] = shuffle(builder, rows[i], rows[j], low)
+            out[j] = shuffle(builder, rows[i], rows[j], high)
+        rows = out
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Integers
+
+
+@intrinsic
+def zero_i16(typingctx: Any) -> Typed:
+    return i16x16(), lambda c, b, sig, args: constant(i16x16, 0)
+
+
+@intrinsic
+def spread_i16(typingctx: Any, x: Any) -> Typed:
+    """``x`` in all 16 elements."""
+    return i16x16(types.int16), lambda c, b, sig, args: spread(b, args[0], i16x16)
+
+
+@intrinsic
+def nibbles(typingctx: Any, v: Any) -> Typed:
+    """16 bytes to 32 values of 0 to 15: their low nibbles, then their high ones."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        twice = builder.bitcast(shuffle(builder, args[0], args[0], [*range(16)] * 2), i32x8.ir)
+        shifted = builder.lshr(twice, constant(i32x8, [0] * 4 + [4] * 4))
+        return builder.and_(builder.bitcast(shifted, i8x32.ir), constant(i8x32, 15))
+
+    return i8x32(i8x16), build
+
+
+@intrinsic
+def low_nibbles(typingctx: Any, v: Any) -> Typed:
+    """The low 4 bits of each byte."""
+    return i8x32(i8x32), lambda c, b, sig, args: b.and_(args[0], constant(i8x32, 15))
+
+
+@intrinsic
+def high_nibbles(typingctx: Any, v: Any) -> Typed:
+    """The high 4 bits of each byte, 0 to 15."""
+    return i8x32(i8x32), lambda c, b, sig, args: b.lshr(args[0], constant(i8x32, 4))
+
+
+@intrinsic
+def absolute_i8(typingctx: Any, v: Any) -> Typed:
+    """Magnitudes of int8 (-128 stays)."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        zero = constant(i8x32, 0)
+        return builder.select(builder.icmp_signed("<", args[0], zero), builder.sub(zero, args[0]), args[0])
+
+    return i8x32(i8x32), build
+
+
+@intrinsic
+def with_sign_of(typingctx: Any, v: Any, s: Any) -> Typed:
+    """int8 ``v`` times the sign (-1, 0, 1) of ``s``; v is not -128."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        v, s = args
+        if AVX2:
+            return builder.call(extern(builder, "llvm.x86.avx2.psign.b", i8x32.ir, i8x32.ir, i8x32.ir), args)
+        zero = constant(i8x32, 0)
+        signed = builder.select(builder.icmp_signed("<", s, zero), builder.sub(zero, v), v)
+        return builder.select(builder.icmp_signed("==", s, zero), zero, signed)
+
+    return i8x32(i8x32, i8x32), build
+
+
+@intrinsic
+def dot_pairs(typingctx: Any, u: Any, s: Any) -> Typed:
+    """Unsigned bytes times signed bytes, neighbours added: i16x16. The sums fit 16 bits."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        if AVX2:
+            return builder.call(extern(builder, "llvm.x86.avx2.pmadd.ub.sw", i16x16.ir, i8x32.ir, i8x32.ir), args)
+        products = builder.mul(builder.zext(args[0], _i16x32.ir), builder.sext(args[1], _i16x32.ir))
+        return _add_neighbours(builder, products)
+
+    return i16x16(i8x32, i8x32), build
+
+
+@intrinsic
+def dot_pairs_i16(typingctx: Any, x: Any, y: Any) -> Typed:
+    """16-bit products, neighbours added: i32x8."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        if AVX2:
+            return builder.call(extern(builder, "llvm.x86.avx2.pmadd.wd", i32x8.ir, i16x16.ir, i16x16.ir), args)
+        return _add_neighbours(builder, builder.mul(*(builder.sext(a, _i32x16.ir) for a in args)))
+
+    return i32x8(i16x16, i16x16), build
+
+
+def _add_neighbours(builder: ir.IRBuilder, v: ir.Value) -> ir.Value:
+    n = v.type.count
+    return builder.add(shuffle(builder, v, v, range(0, n, 2)), shuffle(builder, v, v, range(1, n, 2)))
+
+
+@intrinsic
+def pack_i8(typingctx: Any, a: Any, b: Any, c: Any, d: Any) -> Typed:
+    """4 vectors of int32 in -128 to 127, in order, as 32 bytes."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        low, high = (shuffle(builder, x, y, range(16)) for x, y in (args[:2], args[2:]))
+        return builder.trunc(shuffle(builder, low, high, range(32)), i8x32.ir)
+
+    return i8x32(*[i32x8] * 4), build
+
+
+def _unpack_and_add(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, bits: int, total: Vec) -> ir.Value:
+    """In each 128-bit half: the ``bits``-wide units of a and b taken in turn, first half of them plus second half."""
+    units = Vec(f"i{bits}", 256 // bits)
+    half = units.n // 2
+    a, b = builder.bitcast(a, units.ir), builder.bitcast(b, units.ir)
+    first = [k * half + i + s * units.n for k in (0, 1) for i in range(half // 2) for s in (0, 1)]
+    low, high = shuffle(builder, a, b, first), shuffle(builder, a, b, [i + half // 2 for i in first])
+    return builder.add(builder.bitcast(low, total.ir), builder.bitcast(high, total.ir))
+
+
+def _fold_rows(builder: ir.IRBuilder, rows: list[ir.Value], total: Vec, widths: tuple[int, ...]) -> ir.Value:
+    for bits in widths:
+        rows = [_unpack_and_add(builder, rows[i], rows[i + 1], bits, total) for i in range(0, len(rows), 2)]
+    return rows
+
+
+@intrinsic
+def row_sums_i16(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, start: Any) -> Typed:
+    """The sums of 8 vectors of 16 int16, each plus 2 · ``start``: i32x8.
+
+    Half a vector's sum plus start, and every partial sum, fits 16 bits.
+    """
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        (halves,) = _fold_rows(builder, list(args[:8]), i16x16, (16, 32, 64))
+        halves = builder.add(halves, args[8])
+        low, high = (shuffle(builder, halves, halves, range(k, k + 8)) for k in (0, 8))
+        return builder.add(builder.sext(low, i32x8.ir), builder.sext(high, i32x8.ir))
+
+    return i32x8(*[i16x16] * 9), build
+
+
+@intrinsic
+def row_sums_i32(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Typed:
+    """The sums of 8 vectors of 8 int32: i32x8."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        low, high = _fold_rows(builder, list(args), i32x8, (32, 64))
+        first = shuffle(builder, low, high, [*range(4), *range(8, 12)])
+        second = shuffle(builder, low, high, [*range(4, 8), *range(12, 16)])
+        return builder.add(first, second)
+
+    return i32x8(*[i32x8] * 8), build
+
+
+def _columns(builder: ir.IRBuilder, rows: list[ir.Value], n_columns: int) -> list[ir.Value]:
+    """8 rows of ``n_columns`` (4 or 8) groups of 4 bytes to ``n_columns`` vectors: column g of every row."""
+    words = [builder.bitcast(r, ir.VectorType(I32, n_columns)) for r in rows]
+    if n_columns == 4:
+        words = [shuffle(builder, words[i], words[i + 4], range(8)) for i in range(4)]
+        pairs = [[0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]]
+        a, b = ([shuffle(builder, words[i], words[i + 1], p) for p in pairs] for i in (0, 2))
+        quads = [[0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]]
+        out = [shuffle(builder, a[k], b[k], q) for k in (0, 1) for q in quads]
+    else:
+        out = _transpose(builder, words)
+    return [builder.bitcast(v, i8x32.ir) for v in out]
+
+
+@intrinsic
+def columns_of_16(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Typed:
+    """8 rows of 16 bytes to 4 vectors i8x32: vector k holds bytes 4k to 4k + 3 of row 0, of row 1, ..."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return context.make_tuple(builder, sig.return_type, _columns(builder, list(args), 4))
+
+    return types.UniTuple(i8x32, 4)(*[i8x16] * 8), build
+
+
+@intrinsic
+def columns_of_32(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Typed:
+    """8 rows of 32 bytes to 8 vectors i8x32: vector k holds bytes 4k to 4k + 3 of row 0, of row 1, ..."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return context.make_tuple(builder, sig.return_type, _columns(builder, list(args), 8))
+
+    return types.UniTuple(i8x32, 8)(*[i8x32] * 8), build
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# f16 without instructions for it
+
+
+def _widen_f16(b: ir.IRBuilder, h: ir.Value) -> ir.Value:
+    """f16 bits to float32: the exponent moves by a multiplication, which makes subnormals normal."""
+    wide = b.zext(h, i32x8.ir)
+    sign = b.shl(b.and_(wide, constant(i32x8, 0x8000)), constant(i32x8, 16))
+    rest = b.shl(b.and_(wide, constant(i32x8, 0x7FFF)), constant(i32x8, 13))
+    value = b.bitcast(b.fmul(b.bitcast(rest, f32x8.ir), constant(f32x8, 2.0**112)), i32x8.ir)
+    special = b.icmp_signed(">=", rest, constant(i32x8, 0x7C00 << 13))  # infinity and NaN
+    value = b.select(special, b.or_(rest, constant(i32x8, 0x7F800000)), value)
+    return b.bitcast(b.or_(value, sign), f32x8.ir)
+
+
+def _narrow_f16(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """float32 to f16 bits, nearest, ties to even."""
+    word = b.bitcast(x, i32x8.ir)
+    sign = b.and_(b.lshr(word, constant(i32x8, 16)), constant(i32x8, 0x8000))
+    size = b.and_(word, constant(i32x8, 0x7FFFFFFF))
+    # Subnormal results: adding 0.5 leaves the rounded multiple of 2^-24 in the low bits.
+    small = b.bitcast(b.fadd(b.bitcast(size, f32x8.ir), constant(f32x8, 0.5)), i32x8.ir)
+    small = b.sub(small, constant(i32x8, 0x3F000000))
+    odd = b.and_(b.lshr(size, constant(i32x8, 13)), constant(i32x8, 1))
+    normal = b.lshr(b.add(b.add(b.sub(size, constant(i32x8, 112 << 23)), constant(i32x8, 0xFFF)), odd), constant(i32x8, 13))
+    out = b.select(b.icmp_signed("<", size, constant(i32x8, 113 << 23)), small, normal)
+    out = b.select(b.icmp_signed(">=", size, constant(i32x8, 143 << 23)), constant(i32x8, 0x7C00), out)
+    out = b.select(b.icmp_signed(">", size, constant(i32x8, 0x7F800000)), constant(i32x8, 0x7E00), out)
+    return b.trunc(b.or_(out, sign), ir.VectorType(_I16, 8))
