@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -76,6 +77,19 @@ class Layout:
             broken = next((r for r in f.rules if not r.check(values[f.name], values)), None)
             if broken is not None:
                 yield Fault(broken.status, f.name, f.offset, f"{broken.text}, is {shown(values[f.name])}")
+
+
+def header_field(offset: int, code: str, meaning: str, *rules: Rule, default: Any = 0) -> Any:
+    """A dataclass field that is also a row of a header's table; see :func:`layout_of`."""
+    return dataclasses.field(
+        default=default, metadata={"offset": offset, "code": code, "meaning": meaning, "rules": rules}
+    )
+
+
+def layout_of(header_class: Any, n_bytes: int) -> Layout:
+    """The layout of a dataclass whose fields are :func:`header_field` (others are no part of the header)."""
+    rows = [(f.name, f.metadata) for f in dataclasses.fields(header_class) if f.metadata]
+    return Layout(n_bytes, tuple(Field(name, m["offset"], m["code"], m["meaning"], m["rules"]) for name, m in rows))
 
 
 def shown(value: Any) -> str:
