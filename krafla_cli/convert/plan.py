@@ -5,6 +5,7 @@ Everything that can be refused is refused here, before a weight is read.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -140,8 +141,7 @@ class _Namer:
         self.family = family
         self.prefix = prefix
         self.source = source
-        self.header = header
-        self.hidden = hidden  # not padded, as in the checkpoint
+        self.header = dataclasses.replace(header, hidden_dim=hidden)  # as in the checkpoint, not padded
 
     def plan(self, spec: TensorSpec) -> TensorPlan:
         part = self.family.parts.get(spec.role)
@@ -171,9 +171,9 @@ class _Namer:
         """The shape that the checkpoint's tensor must have."""
         shape = list(spec.shape)
         if spec.role in ("w1", "w3"):
-            shape[0] = self.hidden
+            shape[0] = self.header.hidden_dim
         if spec.role == "w2":
-            shape[1] = self.hidden
+            shape[1] = self.header.hidden_dim
         if part.source_rows is not None:
             shape[0] = part.source_rows(self.header)
         if part.middle_axis:

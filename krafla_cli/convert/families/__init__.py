@@ -3,25 +3,58 @@
 from __future__ import annotations
 
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.families import llama, qwen
+from krafla_cli.convert.families import (
+    gemma,
+    glm,
+    interleaved,
+    llama,
+    mistral,
+    phi3,
+    qwen,
+    qwen3_5,
+    seed_oss,
+    smollm3,
+)
 from krafla_cli.convert.families.base import Family
+from krafla_cli.convert.families.refused import REFUSED
 from krafla_cli.errors import UnsupportedError
 from krafla_cli.formats.text import printable
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY, qwen.QWEN2, qwen.QWEN3)
+FAMILIES: tuple[Family, ...] = (
+    llama.FAMILY,
+    mistral.MISTRAL,
+    mistral.MINISTRAL,
+    mistral.MINISTRAL3,
+    qwen.QWEN2,
+    qwen.QWEN3,
+    qwen3_5.FAMILY,
+    gemma.GEMMA2,
+    gemma.GEMMA3,
+    smollm3.FAMILY,
+    phi3.FAMILY,
+    glm.GLM,
+    glm.GLM4,
+    seed_oss.FAMILY,
+    interleaved.HELIUM,
+    interleaved.ERNIE,
+)
 _GENERATIVE = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+_EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
 
 
 def family_of(config: ModelConfig) -> Family:
-    """The family of a checkpoint, by the model_type of its text part. Raises UnsupportedError that lists all."""
+    """The family of a checkpoint, by the model_type of its text part. Raises UnsupportedError that says what is."""
     model_type = config.text.get("model_type") or config.raw.get("model_type")
     family = next((f for f in FAMILIES if model_type in f.model_types), None)
     if family is None:
         known = ", ".join(t for f in FAMILIES for t in f.model_types)
+        reason = REFUSED.get(model_type) if isinstance(model_type, str) else None
+        because = f": {reason}" if reason else ""
         raise UnsupportedError(
-            f'{config.where}: model_type "{printable(str(model_type))}" is not supported; supported: {known}'
+            f'{config.where}: model_type "{printable(str(model_type))}" is not supported{because}; supported: {known}'
         )
     _check_architecture(config)
+    _check_experts(config)
     return family
 
 
@@ -35,3 +68,10 @@ def _check_architecture(config: ModelConfig) -> None:
             f"architecture {printable(', '.join(map(str, names)))} does not generate text; "
             f"supported: {', '.join('*' + g for g in _GENERATIVE)}"
         )
+
+
+def _check_experts(config: ModelConfig) -> None:
+    for key in _EXPERT_KEYS:
+        value = config.get(key)
+        if isinstance(value, int) and value > 1:
+            raise config.unsupported(f"{key} is {value}: the format holds no mixture of experts")

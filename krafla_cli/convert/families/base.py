@@ -23,8 +23,9 @@ class Part:
 
     ``name``: the checkpoint's name without the model's prefix, "{i}" for the layer. ``rows``: which of the
     checkpoint's rows, in the checkpoint's own (rotate-half) order; all where None. ``source_rows``: how many rows
-    the checkpoint's tensor has then. ``plus_one``: the checkpoint stores w and multiplies by (1 + w).
-    ``middle_axis``: the checkpoint has an axis of size 1 between rows and columns (convolutions).
+    the checkpoint's tensor has then. Both are given the header with hidden_dim as the checkpoint has it.
+    ``plus_one``: the checkpoint stores w and multiplies by (1 + w). ``middle_axis``: the checkpoint has an axis of
+    size 1 between rows and columns (convolutions).
     """
 
     name: str

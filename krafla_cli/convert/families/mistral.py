@@ -1,0 +1,82 @@
+"""Mistral and Ministral: Llama with a sliding window on all layers, on some, or off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from krafla_cli.convert.config import ModelConfig
+from krafla_cli.convert.families.base import LLAMA_PARTS, Family, llama_header, window_fields
+from krafla_cli.convert.rope_config import FULL, SLIDING
+
+_DEFAULTS = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+}
+
+
+def mistral_header(config: ModelConfig) -> dict[str, Any]:
+    """The window is on every layer, whatever layer_types says; null turns it off."""
+    return llama_header(config) | window_fields(config.optional_integer("sliding_window"))
+
+
+def ministral_header(config: ModelConfig) -> dict[str, Any]:
+    """layer_types says which layers have the window."""
+    fields = llama_header(config)
+    window = config.optional_integer("sliding_window")
+    types = config.layer_list("layer_types", fields["n_layers"], (FULL, SLIDING))
+    layers = [t == SLIDING for t in types] if types is not None else None
+    return fields | window_fields(window, layers)
+
+
+def ministral3_header(config: ModelConfig) -> dict[str, Any]:
+    """Ministral 3 scales queries by position beyond the original context, which the format cannot hold."""
+    beta = config.section("rope_parameters").get("llama_4_scaling_beta")
+    if beta:
+        raise config.unsupported(
+            f"rope_parameters: llama_4_scaling_beta is {beta}: the format holds no scale of queries by position"
+        )
+    return mistral_header(config)
+
+
+MISTRAL = Family(
+    name="mistral",
+    title="Mistral 7B, Nemo, Small (text)",
+    model_types=("mistral",),
+    header=mistral_header,
+    parts=LLAMA_PARTS,
+    defaults=_DEFAULTS,
+)
+MINISTRAL = Family(
+    name="ministral",
+    title="Ministral 8B",
+    model_types=("ministral",),
+    header=ministral_header,
+    parts=LLAMA_PARTS,
+    defaults=_DEFAULTS,
+)
+MINISTRAL3 = Family(
+    name="ministral3",
+    title="Ministral 3 (only without llama_4_scaling_beta)",
+    model_types=("ministral3",),
+    header=ministral3_header,
+    parts=LLAMA_PARTS,
+    defaults=_DEFAULTS
+    | {
+        "vocab_size": 131072,
+        "num_hidden_layers": 34,
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+    },
+)

@@ -1,0 +1,65 @@
+"""SmolLM3: Llama with some layers whose queries and keys are not rotated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from krafla_cli.convert.config import ModelConfig
+from krafla_cli.convert.families.base import LLAMA_PARTS, Family, llama_header, refuse_flags
+from krafla_cli.convert.rope_config import FULL, SLIDING
+from krafla_cli.formats.mlb import LAYER_NO_ROPE, LAYER_WINDOW
+
+
+def _has_rope(config: ModelConfig, n_layers: int) -> list[bool]:
+    """no_rope_layers, despite its name, holds 1 where RoPE is on; without it each n-th layer has none."""
+    entries = config.layer_list("no_rope_layers", n_layers, (0, 1))
+    if entries is not None:
+        return [bool(e) for e in entries]
+    interval = config.integer("no_rope_layer_interval")
+    return [(i + 1) % interval != 0 for i in range(n_layers)]
+
+
+def _has_window(config: ModelConfig, has_rope: list[bool]) -> list[bool]:
+    """The window counts only with use_sliding_window; without layer_types it is on the layers without RoPE."""
+    if not config.flag("use_sliding_window") or config.get("sliding_window") is None:
+        return [False] * len(has_rope)
+    types = config.layer_list("layer_types", len(has_rope), (FULL, SLIDING))
+    return [not r for r in has_rope] if types is None else [t == SLIDING for t in types]
+
+
+def header(config: ModelConfig) -> dict[str, Any]:
+    """Header fields and flags."""
+    refuse_flags(config, attention_bias="bias of the attention output", mlp_bias="biases of the FFN")
+    fields = llama_header(config)
+    has_rope = _has_rope(config, fields["n_layers"])
+    has_window = _has_window(config, has_rope)
+    flags = bytes(
+        (0 if r else LAYER_NO_ROPE) | (LAYER_WINDOW if w else 0) for r, w in zip(has_rope, has_window, strict=True)
+    )
+    if not any(flags):
+        return fields
+    window = config.integer("sliding_window") if any(has_window) else 0
+    return fields | {"sliding_window": window, "layer_flags": 1, "flags": flags}
+
+
+FAMILY = Family(
+    name="smollm3",
+    title="SmolLM3",
+    model_types=("smollm3",),
+    header=header,
+    parts=LLAMA_PARTS,
+    defaults={
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 2000000.0,
+        "no_rope_layer_interval": 4,
+        "tie_word_embeddings": True,
+    },
+)
