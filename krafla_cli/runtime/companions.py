@@ -1,0 +1,97 @@
+"""Finding what lies beside X.mlb: its tokenizer (X.mlt or X.tokenizer.json) and its settings (X.json)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from krafla_cli.errors import FileError, FormatError, UsageError
+from krafla_cli.formats.sidecar import Sidecar, read_sidecar, sidecar_path
+from krafla_cli.formats.text import printable
+from krafla_cli.runtime.sampling import resolve
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER_SUFFIXES = (".mlt", ".tokenizer.json")
+
+
+@dataclass(frozen=True)
+class Companions:
+    """What lies beside the .mlb at ``model``; None for what was not found."""
+
+    model: Path
+    tokenizer: Path | None
+    settings: Sidecar | None
+
+    @property
+    def no_tokenizer(self) -> str:
+        """What to tell where a tokenizer is needed and missing: the paths tried."""
+        return f"no tokenizer: tried {_names(_tokenizer_paths(self.model))}; give one with --tokenizer"
+
+    @property
+    def no_settings(self) -> str:
+        """What to tell where settings would matter and are missing: the path tried."""
+        return f"no settings: tried {_names([sidecar_path(self.model)])}; going on without chat template and defaults"
+
+
+def find_companions(model: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None = None) -> Companions:
+    """The companions of ``model``; ``tokenizer`` (a .mlt or a tokenizer.json) replaces the search for one.
+
+    Raises FileError (``tokenizer`` does not exist), FormatError (broken settings).
+    """
+    if tokenizer is not None and not Path(tokenizer).exists():
+        raise FileError(f"cannot open {printable(str(tokenizer))}: No such file or directory")
+    candidates = [Path(tokenizer)] if tokenizer is not None else _tokenizer_paths(Path(model))
+    settings = sidecar_path(model)
+    return Companions(
+        Path(model),
+        next((path for path in candidates if path.exists()), None),
+        _read_settings(settings) if settings.exists() else None,
+    )
+
+
+def _tokenizer_paths(model: Path) -> list[Path]:
+    return [model.with_suffix(suffix) for suffix in TOKENIZER_SUFFIXES]
+
+
+def _read_settings(path: Path) -> Sidecar:
+    settings = read_sidecar(path)
+    try:
+        resolve(settings.sampling, {})
+    except UsageError as error:
+        raise FormatError(f"{printable(str(path))}: sampling: {error}") from error
+    return settings
+
+
+def _names(paths: list[Path]) -> str:
+    return ", ".join(printable(str(path)) for path in paths)
+
+
+def open_tokenizer(path: Path, vocab: int) -> Tokenizer:
+    """The tokenizer in ``path``. Raises FormatError where its vocabulary is larger than the model's.
+
+    Added tokens may lie above the model's ids (an image token of a text model): text rarely holds them, and the engine
+    refuses their ids.
+    """
+    from krafla_cli.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(path)
+    n_ids: int = tokenizer.get_vocab_size(with_added_tokens=False)
+    if n_ids > vocab:
+        raise FormatError(
+            f"{printable(str(path))} has {n_ids} tokens, the model {vocab}: it is another model's tokenizer"
+        )
+    return tokenizer
+
+
+def end_of_text(path: Path | None) -> frozenset[int]:
+    """The EOS id that a .mlt names: what ends a generation where there are no settings."""
+    from krafla_cli.formats import mlt
+
+    if path is None or path.suffix != ".mlt":
+        return frozenset()
+    eos = mlt.read(path).eos
+    return frozenset({eos} if eos >= 0 else ())

@@ -1,0 +1,156 @@
+"""A model that is ready to run: its file, an engine, its tokenizer and settings. What ``open_model`` returns."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from krafla_cli.errors import FileError, InputError
+from krafla_cli.formats.mlb import Header
+from krafla_cli.formats.mlb_file import MlbFile, open_mlb
+from krafla_cli.progress import SILENT, Progress
+from krafla_cli.runtime.companions import Companions, end_of_text, find_companions, open_tokenizer
+from krafla_cli.runtime.engine import Engine, EngineOptions, Float32s
+from krafla_cli.runtime.engines import open_engine
+from krafla_cli.runtime.generation import Generation, LogitsSink, generate, logits_of, prefill
+from krafla_cli.runtime.sampling import Sampler, SamplingOptions, resolve
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+DEFAULT_CTX = 4096
+
+
+class Model:
+    """An open model.
+
+    ``config`` is the header; ``engine`` holds one sequence, which every call of :meth:`logits` and :meth:`generate`
+    starts anew.
+    """
+
+    def __init__(self, file: MlbFile, engine: Engine, companions: Companions) -> None:
+        self.file = file
+        self.engine = engine
+        self.companions = companions
+
+    @property
+    def config(self) -> Header:
+        return self.file.header
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer beside the model. Raises FileError naming the paths tried when there is none."""
+        path = self.companions.tokenizer
+        if path is None:
+            raise FileError(self.companions.no_tokenizer)
+        return open_tokenizer(path, self.config.vocab)
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids that end a generation: those of the settings, else the EOS of a .mlt."""
+        settings = self.companions.settings
+        return frozenset(settings.stop_ids) if settings else end_of_text(self.companions.tokenizer)
+
+    @property
+    def sampling_defaults(self) -> dict[str, float]:
+        """What the model's makers recommend, by the names of SamplingOptions."""
+        return self.companions.settings.sampling if self.companions.settings else {}
+
+    def encode(self, prompt: str, raw: bool = False) -> list[int]:
+        """The ids of ``prompt`` as one user turn of the model's chat template, or as it is (``raw``, or no template).
+
+        Raises InputError for an empty prompt.
+        """
+        if not prompt:
+            raise InputError("the prompt is empty")
+        settings = self.companions.settings
+        if raw or settings is None or settings.chat_template is None:
+            ids: list[int] = self.tokenizer.encode(prompt).ids
+            return ids
+        from krafla_cli.tokenizer import encode_chat
+
+        messages = [{"role": "user", "content": prompt}]
+        return encode_chat(self.tokenizer, settings.chat_template, messages, settings.special_tokens)
+
+    def logits(self, ids: Sequence[int]) -> Float32s:
+        """float32 logits [len(ids), vocab] of every position of ``ids``. Raises InputError (see Engine.forward)."""
+        return logits_of(self.engine, ids)
+
+    def generate(
+        self,
+        prompt: str,
+        max_tokens: int | None = None,
+        *,
+        raw: bool = False,
+        seed: int | None = None,
+        sampling: SamplingOptions | None = None,
+    ) -> Iterator[str]:
+        """Yields the answer to ``prompt`` as text, in pieces of whole characters.
+
+        Ends at a stop id, after ``max_tokens``, or when the context is full. ``sampling``: the model's defaults when
+        None. Raises InputError for a prompt that is empty or too long.
+        """
+        sampler = Sampler(sampling or resolve(self.sampling_defaults, {}), seed)
+        yield from self.text(self.run(self.encode(prompt, raw), sampler, Generation(), max_tokens))
+
+    def run(
+        self,
+        ids: Sequence[int],
+        sampler: Sampler,
+        report: Generation,
+        max_tokens: int | None = None,
+        *,
+        ignore_eos: bool = False,
+        sink: LogitsSink | None = None,
+        progress: Progress = SILENT,
+    ) -> Iterator[int]:
+        """Runs the prompt ``ids`` and yields the generated ids; ``report`` is filled in on the way.
+
+        ``sink`` is given the logits of the prompt; ``ignore_eos`` goes on after stop ids. Raises InputError as
+        :func:`~krafla_cli.runtime.generation.prefill`.
+        """
+        started = time.perf_counter()
+        report.prompt_tokens = len(ids)
+        self.engine.reset()
+        logits = prefill(self.engine, ids, sink, progress)
+        report.prefill_seconds = time.perf_counter() - started
+        stop_ids = frozenset() if ignore_eos else self.stop_ids
+        yield from generate(self.engine, logits, sampler, report, max_tokens, stop_ids)
+
+    def text(self, ids: Iterable[int]) -> Iterator[str]:
+        """The text of ``ids`` while they come, in pieces of whole characters."""
+        from krafla_cli.tokenizer import StreamDecoder
+
+        decoder = StreamDecoder(self.tokenizer)
+        for token_id in ids:
+            if piece := decoder.add(token_id):
+                yield piece
+        if rest := decoder.finish():
+            yield rest
+
+
+def open_model(
+    path: str | os.PathLike[str],
+    device: str = "cpu",
+    engine: str | None = None,
+    *,
+    n_ctx: int | None = None,
+    activations: str | None = None,
+    kv: str | None = None,
+    threads: int | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    progress: Progress = SILENT,
+) -> Model:
+    """Opens a .mlb to run it on ``device`` with ``engine`` ("fast", "reference"; None: fast on a CPU).
+
+    ``n_ctx``: positions of the context, by default the model's, at most 4096. Options that are None have the engine's
+    default. Raises FileError, FormatError, ShapeError (a broken file), UsageError, InputError (impossible options).
+    """
+    companions = find_companions(path, tokenizer)
+    file = open_mlb(path)
+    n_ctx = min(file.header.max_seq, DEFAULT_CTX) if n_ctx is None else n_ctx
+    options = EngineOptions(n_ctx, activations, kv, threads, device)
+    return Model(file, open_engine(file, options, engine, progress), companions)

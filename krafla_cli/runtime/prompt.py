@@ -1,0 +1,33 @@
+"""Reading prompts: text from a file, a pipe or standard input, and token ids from the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from krafla_cli.errors import FileError, InputError, UsageError, os_reason
+from krafla_cli.formats.text import printable
+
+
+def read_text(path: Path) -> str:
+    """The whole text of a file, a pipe, or for "-" of standard input, exactly (line ends and all).
+
+    Raises FileError (cannot be read), InputError (no UTF-8, naming the byte).
+    """
+    name = "standard input" if str(path) == "-" else printable(str(path))
+    try:
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        return data.decode("utf-8")
+    except OSError as error:
+        raise FileError(f"cannot read {name}: {os_reason(error)}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}") from error
+
+
+def parse_ids(text: str) -> list[int]:
+    """Token ids written "1,5,7". Raises UsageError quoting what is no id."""
+    parts = text.replace(",", " ").split()
+    wrong = next((p for p in parts if not (p.isascii() and p.isdigit() and len(p) < 10)), None)
+    if wrong is not None:
+        raise UsageError(f"--prompt-ids: {printable(wrong)!r} is no token id; write them as 1,5,7")
+    return [int(part) for part in parts]
