@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from krafla_cli.errors import FileError, FormatError, os_reason
 from krafla_cli.formats.text import printable
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a regular file for reading. A pipe would block, a device would not end. Raises FileError."""
+    name = printable(str(path))
+    try:
+        mode = Path(path).stat().st_mode
+        if not stat.S_ISREG(mode):
+            what = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+            raise FileError(f"cannot open {name}: it is {what}")
+        return Path(path).open("rb")
+    except OSError as error:
+        raise FileError(f"cannot open {name}: {os_reason(error)}") from error
+    except ValueError as error:  # a NUL character in the name
+        raise FileError(f"cannot open {name}: {error}") from error
 
 
 def map_file(path: str | os.PathLike[str]) -> memoryview:
@@ -17,15 +33,13 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
 
     An empty file gives an empty view. Raises FileError when it cannot be opened or is no regular file.
     """
-    try:
-        with Path(path).open("rb") as f:
-            if not Path(path).is_file():
-                raise FileError(f"{printable(str(path))}: not a regular file")
+    with open_regular(path) as f:
+        try:
             if os.fstat(f.fileno()).st_size == 0:
                 return memoryview(b"")
             return memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
-    except OSError as error:
-        raise FileError(f"cannot open {printable(str(path))}: {os_reason(error)}") from error
+        except OSError as error:
+            raise FileError(f"cannot map {printable(str(path))}: {os_reason(error)}") from error
 
 
 class Cursor:

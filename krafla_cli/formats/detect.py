@@ -6,10 +6,10 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
-from krafla_cli.errors import FileError, FormatError, os_reason
+from krafla_cli.errors import FileError, FormatError
+from krafla_cli.formats.cursor import open_regular
 from krafla_cli.formats.faults import FORMAT, IO, Fault, Report
 from krafla_cli.formats.text import printable, printable_bytes
 
@@ -37,13 +37,8 @@ FORMATS = (
 
 def detect(path: str | os.PathLike[str]) -> Format:
     """The format of a file by its magic. Raises FileError (cannot be opened), FormatError (no known magic)."""
-    try:
-        if Path(path).is_dir():
-            raise FileError(f"{printable(str(path))} is a folder")
-        with Path(path).open("rb") as f:
-            start = f.read(8)
-    except OSError as error:
-        raise FileError(f"cannot open {printable(str(path))}: {os_reason(error)}") from error
+    with open_regular(path) as f:
+        start = f.read(8)
     found = next((f for f in FORMATS if start.startswith(f.magic)), None)
     if found is None:
         known = ", ".join(f.title for f in FORMATS)
