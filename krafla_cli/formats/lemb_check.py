@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from krafla_cli.errors import FormatError
 from krafla_cli.formats.cursor import Cursor
 from krafla_cli.formats.faults import FORMAT, SHAPE, Fault, Report
+from krafla_cli.formats.json_file import parse_json
 from krafla_cli.formats.layout import shown
 from krafla_cli.formats.lemb_codes import first_reserved
 from krafla_cli.formats.lemb_layout import (
@@ -332,7 +333,7 @@ def _check_metadata(content: memoryview, section: Section, report: Report) -> No
 def parse_metadata(content: bytes) -> dict[str, object] | None:
     """The metadata as an object; None if it is not JSON or no object."""
     try:
-        value = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError):
+        value = parse_json(content, "metadata")
+    except FormatError:
         return None
     return value if isinstance(value, dict) else None
