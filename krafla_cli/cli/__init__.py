@@ -14,6 +14,7 @@ from krafla_cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, MlbError, os_reaso
 # name -> (module, one-line help). The help is here so that `mlb --help` imports none of the modules.
 COMMANDS: dict[str, tuple[str, str]] = {
     "convert": ("convert", "Hugging Face checkpoint -> .mlb model"),
+    "tokenizer": ("tokenizer", "tokenizer.json -> .mlt; look at tokens"),
     "run": ("run", "Generate text with a .mlb model"),
     "inspect": ("inspect", "Show what is in a file"),
     "validate": ("validate", "Check files; exit code 1 if any is bad"),

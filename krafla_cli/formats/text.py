@@ -15,6 +15,22 @@ def printable(text: str, max_chars: int = _MAX_SHOWN) -> str:
     return shown + ("…" if len(text) > max_chars else "")
 
 
+# Format characters that reorder what follows them; the others (joiners, tags) shape emoji and scripts.
+_REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def terminal_text(text: str) -> str:
+    r"""Running text that is safe on a terminal: control and reordering characters are written as in :func:`printable`.
+
+    Newlines, tabs, joiners and everything else stay as they are; nothing is cut.
+    """
+    return "".join(_escape(c) if c in _REORDERING or _steers(c) else c for c in text)
+
+
+def _steers(char: str) -> bool:
+    return char not in "\n\t" and unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp")
+
+
 def printable_bytes(data: bytes, max_chars: int = _MAX_SHOWN) -> str:
     """:func:`printable` of bytes that should be UTF-8; invalid bytes are shown as ``\\xNN``."""
     return printable(data[: 4 * max_chars].decode("utf-8", errors="backslashreplace"), max_chars)

@@ -1,0 +1,107 @@
+"""From a .mlt to a `tokenizers.Tokenizer` that encodes as the format says."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from krafla_cli.errors import UnsupportedError
+from krafla_cli.formats.mlt import SPACE_MARK, Flag, Kind, Mlt, describe_bytes, missing_bytes
+from krafla_cli.formats.text import printable
+from krafla_cli.tokenizer.pieces import is_control, spelling
+
+# The three splitting rules of the format (specification, "flags"), as Oniguruma patterns.
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SINGLE_DIGIT_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def build_tokenizer(mlt: Mlt, name: str = "the tokenizer") -> Tokenizer:
+    """A tokenizer with the ids and merges of ``mlt``; its decoder gives the text without the ▁ prefix.
+
+    Raises UnsupportedError where the tokens leave open how text is encoded (see ``_vocabulary``).
+    """
+    missing = missing_bytes(mlt.tokens, mlt.kind)
+    if missing:
+        raise UnsupportedError(f"{printable(name)}: no token for {describe_bytes(missing)}, so text cannot be encoded")
+    vocab = _vocabulary(mlt, name)
+    tokenizer = Tokenizer(_model(mlt, vocab))
+    _set_pipeline(tokenizer, mlt)
+    _add_tokens(tokenizer, list(mlt.added().values()))
+    if Flag.ADD_BOS in mlt.flags:
+        tokenizer.post_processor = _bos_first(mlt)
+    return tokenizer
+
+
+def _vocabulary(mlt: Mlt, name: str) -> dict[str, int]:
+    """Spelling -> id. Raises UnsupportedError when two tokens have the same spelling."""
+    vocab: dict[str, int] = {}
+    for i, token in enumerate(mlt.tokens):
+        if not token.data:
+            continue
+        piece = spelling(token, mlt.kind)
+        if vocab.setdefault(piece, i) != i:
+            raise UnsupportedError(
+                f"{printable(name)}: tokens {vocab[piece]} and {i} are both {printable(piece, 40)!r}, "
+                "so text that holds it has two encodings"
+            )
+    return vocab
+
+
+def _model(mlt: Mlt, vocab: dict[str, int]) -> models.BPE:
+    spellings = {i: piece for piece, i in vocab.items()}
+    merges: dict[tuple[str, str], None] = {}
+    for left, right, _ in mlt.merges.tolist():
+        # Of a repeated pair the lowest rank counts.
+        merges.setdefault((spellings.get(left, ""), spellings.get(right, "")))
+    return models.BPE(
+        vocab=vocab,
+        merges=list(merges),
+        byte_fallback=mlt.kind == Kind.SENTENCEPIECE,
+        ignore_merges=Flag.IGNORE_MERGES in mlt.flags,
+    )
+
+
+def _set_pipeline(tokenizer: Tokenizer, mlt: Mlt) -> None:
+    if mlt.kind == Kind.BYTE_LEVEL:
+        if Flag.NFC in mlt.flags:
+            tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = _byte_level(mlt.flags)
+        tokenizer.decoder = decoders.ByteLevel()
+        return
+    if Flag.PREFIX_FIRST_ONLY in mlt.flags:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE_MARK, prepend_scheme="first", split=False)
+    else:
+        tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.Prepend(SPACE_MARK), normalizers.Replace(" ", SPACE_MARK)]
+        )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+
+
+def _byte_level(flags: Flag) -> pre_tokenizers.PreTokenizer:
+    if Flag.GPT2_REGEX in flags:
+        pattern = GPT2_PATTERN
+    else:
+        pattern = SINGLE_DIGIT_PATTERN if Flag.SINGLE_DIGITS in flags else LLAMA3_PATTERN
+    steps = [
+        pre_tokenizers.Split(Regex(pattern), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    if Flag.SPLIT_DIGITS in flags:
+        steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    return pre_tokenizers.Sequence(steps)
+
+
+def _add_tokens(tokenizer: Tokenizer, contents: list[str]) -> None:
+    tokens = [AddedToken(c, normalized=False, special=is_control(c)) for c in contents]
+    tokenizer.add_special_tokens([t for t in tokens if t.special])
+    tokenizer.add_tokens([t for t in tokens if not t.special])
+
+
+def _bos_first(mlt: Mlt) -> processors.TemplateProcessing:
+    # The name is private to the template, so that nothing in a token's text can be taken for its syntax.
+    return processors.TemplateProcessing(single="bos $A", pair="bos $A bos:1 $B:1", special_tokens=[("bos", mlt.bos)])

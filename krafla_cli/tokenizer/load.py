@@ -1,0 +1,23 @@
+"""Opening a tokenizer file of either kind."""
+
+from __future__ import annotations
+
+import os
+
+from tokenizers import Tokenizer
+
+from krafla_cli.formats import mlt
+from krafla_cli.formats.cursor import map_file
+from krafla_cli.tokenizer.build import build_tokenizer
+from krafla_cli.tokenizer.source import load_json, tokenizer_path
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer in a .mlt, a tokenizer.json, or a folder with a tokenizer.json.
+
+    Raises FileError, FormatError; UnsupportedError for a .mlt whose tokens leave open how text is encoded.
+    """
+    found = tokenizer_path(path)
+    if map_file(found)[:4] == mlt.MAGIC:
+        return build_tokenizer(mlt.read(found), str(found))
+    return load_json(found)

@@ -1,0 +1,92 @@
+"""Reading what a checkpoint folder says about its tokenizer: tokenizer.json and the small files beside it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from krafla_cli.errors import FileError, FormatError
+from krafla_cli.formats.cursor import map_file
+from krafla_cli.formats.json_file import MAX_JSON_BYTES, read_json_object
+from krafla_cli.formats.text import printable
+
+TOKENIZER_JSON = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+_SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+_MAX_CONFIG_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tokenizer.json: the document, the tokenizer that the library makes of it, and tokenizer_config.json ({})."""
+
+    path: Path
+    document: dict[str, Any]
+    tokenizer: Tokenizer
+    config: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return printable(str(self.path))
+
+
+def tokenizer_path(path: str | os.PathLike[str]) -> Path:
+    """``path`` itself, or the tokenizer.json in the folder ``path``. Raises FileError when there is none."""
+    found = Path(path)
+    if found.is_dir():
+        found /= TOKENIZER_JSON
+        if not found.exists():
+            sentencepiece = (found.parent / "tokenizer.model").exists()
+            hint = "; a tokenizer.model alone cannot be read, save it with transformers first" if sentencepiece else ""
+            raise FileError(f"{printable(str(path))}: has no {TOKENIZER_JSON}{hint}")
+    if not found.exists():
+        raise FileError(f"cannot open {printable(str(found))}: No such file or directory")
+    return found
+
+
+def read_source(path: str | os.PathLike[str]) -> Source:
+    """Reads a folder's tokenizer or a tokenizer.json. Raises FileError, FormatError."""
+    found = tokenizer_path(path)
+    document = read_json_object(found)
+    return Source(found, document, load_json(found), read_config(found.parent))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json of ``folder``, with what special_tokens_map.json adds; {} when there is neither."""
+    config: dict[str, Any] = {}
+    for name in (_SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG):
+        if (folder / name).exists():
+            config.update(read_json_object(folder / name, _MAX_CONFIG_BYTES))
+    return config
+
+
+def token_text(value: Any) -> str | None:
+    """A special token as config files write it: text, or an object whose "content" is the text."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def load_json(path: Path) -> Tokenizer:
+    """The library's tokenizer of a tokenizer.json, with its truncation and padding off (they are for training).
+
+    Raises FileError, FormatError.
+    """
+    name = printable(str(path))
+    data = map_file(path)
+    if len(data) > MAX_JSON_BYTES:
+        raise FormatError(f"{name}: {len(data)} bytes, a tokenizer.json has at most {MAX_JSON_BYTES}")
+    try:
+        tokenizer = Tokenizer.from_buffer(bytes(data))
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library raises plain Exception, and panics as BaseException
+        reason = printable(" ".join(str(error).split()))
+        raise FormatError(f"{name}: the tokenizers library cannot read it: {reason}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
