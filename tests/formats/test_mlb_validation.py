@@ -127,7 +127,7 @@ def test_header_field(tmp_path: Path, status: str, base: Header, field: str, val
         "n_kv_heads",
         "rot_dim",
         "lin_v_dim",
-    }  # and what depends on it
+    }
     error = {FORMAT: FormatError, SHAPE: ShapeError}[status]
     with pytest.raises(error) as raised:
         open_mlb(tmp_path / "m.mlb")

@@ -23,6 +23,8 @@ _DEFAULTS = {
     "tie_word_embeddings": False,
 }
 
+_DEFAULT_BETA = 0.1  # of Ministral 3, where a config gives no rope_parameters
+
 
 def mistral_header(config: ModelConfig) -> dict[str, Any]:
     """The window is on every layer, whatever layer_types says; null turns it off."""
@@ -40,7 +42,8 @@ def ministral_header(config: ModelConfig) -> dict[str, Any]:
 
 def ministral3_header(config: ModelConfig) -> dict[str, Any]:
     """Ministral 3 scales queries by position beyond the original context, which the format cannot hold."""
-    beta = config.section("rope_parameters").get("llama_4_scaling_beta")
+    params = config.section("rope_parameters")
+    beta = params.get("llama_4_scaling_beta") if params else _DEFAULT_BETA
     if beta:
         raise config.unsupported(
             f"rope_parameters: llama_4_scaling_beta is {beta}: the format holds no scale of queries by position"

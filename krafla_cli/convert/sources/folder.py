@@ -13,8 +13,8 @@ from krafla_cli.formats.json_file import read_json_object
 from krafla_cli.formats.safetensors import SafetensorsFile
 from krafla_cli.formats.text import printable
 
-SAFETENSORS_INDEX = "model.safetensors.index.json"
 SAFETENSORS = "model.safetensors"
+TORCH_BIN = "pytorch_model.bin"
 _MAX_INDEX_BYTES = 64 << 20
 
 
@@ -35,18 +35,27 @@ def file_in(folder: Path, name: str) -> Path:
 
 
 def open_folder(folder: Path) -> Source:
-    """The weights of a checkpoint folder: by the index if there is one, else the single file.
+    """The weights of a checkpoint folder: safetensors, else torch .bin; by the index if there is one.
 
-    The index alone decides which files are read; others beside it are ignored. Raises FileError or FormatError.
+    The index alone decides which files are read; others beside it are ignored. Raises FileError, FormatError, and
+    UnsupportedError for a pickle that wants to run code.
     """
-    index = file_in(folder, SAFETENSORS_INDEX)
-    if index.exists():
-        return SafetensorsSource(folder, read_weight_map(index))
-    if (folder / SAFETENSORS).exists():
-        return SafetensorsSource(folder, None)
+    for single, build in ((SAFETENSORS, SafetensorsSource), (TORCH_BIN, _torch_source)):
+        index = file_in(folder, f"{single}.index.json")
+        if index.exists():
+            return build(folder, single, read_weight_map(index))
+        if file_in(folder, single).exists():
+            return build(folder, single, None)
     found = sorted(p.name for p in folder.glob("*.safetensors"))
     hint = f"; it holds {printable(', '.join(found))}, which no index names" if found else ""
-    raise FileError(f"{printable(str(folder))}: no {SAFETENSORS} and no {SAFETENSORS_INDEX}{hint}")
+    raise FileError(f"{printable(str(folder))}: no {SAFETENSORS}, {TORCH_BIN} or index of either{hint}")
+
+
+def _torch_source(folder: Path, single: str, weight_map: dict[str, str] | None) -> Source:
+    from krafla_cli.convert.sources.torch_bin import TorchSource
+
+    names = sorted(set(weight_map.values())) if weight_map else [single]
+    return TorchSource(printable(str(folder)), {n: file_in(folder, n) for n in names}, weight_map)
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
@@ -63,12 +72,12 @@ def read_weight_map(index: Path) -> dict[str, str]:
 class SafetensorsSource(Source):
     """One safetensors file, or the shards that an index names."""
 
-    def __init__(self, folder: Path, weight_map: dict[str, str] | None) -> None:
+    def __init__(self, folder: Path, single: str, weight_map: dict[str, str] | None) -> None:
         self.title = printable(str(folder))
-        names = sorted(set(weight_map.values())) if weight_map else [SAFETENSORS]
+        names = sorted(set(weight_map.values())) if weight_map else [single]
         files = {name: SafetensorsFile(file_in(folder, name)) for name in names}
         if weight_map is None:
-            self._files = dict.fromkeys(files[SAFETENSORS].tensors, files[SAFETENSORS])
+            self._files = dict.fromkeys(files[single].tensors, files[single])
         else:
             self._files = {tensor: files[file] for tensor, file in weight_map.items()}
             self._check_index()

@@ -1,0 +1,83 @@
+"""torch .bin checkpoints: unpickled with ``weights_only``, so that a file can hold tensors and no code."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from krafla_cli.convert.sources.base import Source
+from krafla_cli.errors import FormatError, UnsupportedError
+from krafla_cli.formats.cursor import open_regular
+from krafla_cli.formats.text import printable
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TorchSource(Source):
+    """One pytorch_model.bin, or the shards that an index names. Tensors stay mapped until they are asked for."""
+
+    def __init__(self, title: str, paths: dict[str, Path], weight_map: dict[str, str] | None) -> None:
+        """``paths``: file name -> path; ``weight_map``: tensor -> file name (None: one file with all of them).
+
+        Raises FileError, FormatError; UnsupportedError where a file is a pickle that wants to run code.
+        """
+        self.title = title
+        files = {name: _load(path) for name, path in paths.items()}
+        if weight_map is None:
+            (self._tensors,) = files.values()
+        else:
+            self._tensors = {t: _from(files[f], paths[f], t) for t, f in weight_map.items()}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(t.shape) for name, t in self._tensors.items()}
+
+    def dtype(self, name: str) -> str:
+        kind = str(self._tensors[name].dtype).removeprefix("torch.")
+        return {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}.get(kind, kind)
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        import torch
+
+        tensor = self._tensors[name].detach()
+        if self.dtype(name) not in ("F32", "F16", "BF16"):
+            raise UnsupportedError(
+                f"{self.title}: {printable(name)} is {self.dtype(name)}; weights must be F32, F16 or BF16"
+            )
+        tensor = tensor.contiguous()
+        if tensor.dtype == torch.bfloat16:
+            return tensor.view(torch.uint16).numpy()
+        return np.asarray(tensor.numpy())
+
+
+def _from(tensors: dict[str, torch.Tensor], path: Path, name: str) -> torch.Tensor:
+    if name not in tensors:
+        raise FormatError(f"{printable(str(path))}: the index names {printable(name)}, the file lacks it")
+    return tensors[name]
+
+
+def _load(path: Path) -> dict[str, torch.Tensor]:
+    import torch
+
+    name = printable(str(path))
+    with open_regular(path) as f:
+        is_zip = f.read(4) == b"PK\x03\x04"
+    try:
+        # Old files (before torch 1.6) are no zip archives and cannot be mapped.
+        document = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip or None)
+    except pickle.UnpicklingError as error:
+        raise UnsupportedError(
+            f"{name}: the pickle holds more than tensors and is not opened, since it could run code; "
+            "ask for the checkpoint as safetensors"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise FormatError(f"{name}: no readable torch checkpoint: {printable(str(error).splitlines()[0])}") from error
+    if isinstance(document, dict) and isinstance(document.get("state_dict"), dict):
+        document = document["state_dict"]
+    if not isinstance(document, dict) or not all(isinstance(t, torch.Tensor) for t in document.values()):
+        raise FormatError(f"{name}: holds no state dict (names and tensors)")
+    return {str(k): t for k, t in document.items()}
