@@ -172,9 +172,9 @@ def as_f32(typingctx: Any, p: Any) -> Typed:
 
 
 @intrinsic
-def as_i8(typingctx: Any, p: Any) -> Typed:
-    """The same address as a pointer to int8."""
-    return _cast(types.CPointer(types.int8), p)
+def as_f16(typingctx: Any, p: Any) -> Typed:
+    """The same address as a pointer to f16 (uint16)."""
+    return _cast(types.CPointer(types.uint16), p)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -350,6 +350,12 @@ def high_nibbles(typingctx: Any, v: Any) -> Typed:
 
 
 @intrinsic
+def flip_high_bits(typingctx: Any, v: Any) -> Typed:
+    """Each byte with its highest bit flipped: int8 v becomes v + 128, its high nibble h becomes h + 8."""
+    return i8x32(i8x32), lambda c, b, sig, args: b.xor(args[0], constant(i8x32, -128))
+
+
+@intrinsic
 def absolute_i8(typingctx: Any, v: Any) -> Typed:
     """Magnitudes of int8 (-128 stays)."""
 
@@ -403,6 +409,18 @@ def dot_pairs_i16(typingctx: Any, x: Any, y: Any) -> Typed:
 def _add_neighbours(builder: ir.IRBuilder, v: ir.Value) -> ir.Value:
     n = v.type.count
     return builder.add(shuffle(builder, v, v, range(0, n, 2)), shuffle(builder, v, v, range(1, n, 2)))
+
+
+@intrinsic
+def in_place(typingctx: Any, v: Any) -> Typed:
+    """``v`` itself, as int16. Keeps LLVM from reordering a running sum over this point, which would spill registers."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        if not AVX2:
+            return args[0]
+        return builder.asm(ir.FunctionType(i16x16.ir, [i16x16.ir]), "", "=x,0", args, side_effect=True)
+
+    return i16x16(i16x16), build
 
 
 @intrinsic

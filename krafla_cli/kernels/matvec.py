@@ -1,0 +1,127 @@
+"""Matrix-vector products: quantized weights as they lie in the file, one position of quantized activations.
+
+At the speed of memory: 8 rows go side by side, so that their block sums become one vector, and what comes next is
+prefetched across page boundaries, which the processor does not do by itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from krafla_cli.kernels.inline import inline
+from krafla_cli.kernels.rows import LANES, PAD_BYTES, add_block, row_pointers, spread_scales, store_rows
+from krafla_cli.kernels.simd import (
+    absolute_i8,
+    advance,
+    as_f32,
+    dot_pairs,
+    dot_pairs_i16,
+    load_f32,
+    load_i8,
+    load_i8x16,
+    nibbles,
+    prefetch,
+    row_sums_i16,
+    row_sums_i32,
+    spread_i16,
+    with_sign_of,
+    zero_f32,
+)
+from krafla_cli.kernels.simd_types import F32x8, I8x32, I16x16, I32x8, Operands, Pointer
+from krafla_cli.kernels.threads import next_unit
+
+_LINE = 64
+_PREFETCH_BYTES = 4096
+# Weights in one piece of work: enough to make taking it cheap, few enough to end at the same time.
+_UNIT_WEIGHTS = 1 << 15
+
+
+def matvec_q4_0(a: Operands, step: Operands, me: Operands) -> None:
+    """Operation MATVEC["q4_0"]."""
+    _matvec(a, me, _total_q4_0)
+
+
+def matvec_q8_0(a: Operands, step: Operands, me: Operands) -> None:
+    """Operation MATVEC["q8_0"]."""
+    _matvec(a, me, _total_q8_0)
+
+
+@inline
+def _matvec(a: Operands, me: Operands, total_of_rows: object) -> None:
+    scales = as_f32(advance(me.scratch, PAD_BYTES))
+    n_tiles = (a.n_rows + LANES - 1) // LANES
+    n_taken = max(1, _UNIT_WEIGHTS // (LANES * 32 * a.n_blocks))
+    first = next_unit(me, n_taken)
+    while first < n_tiles:
+        for tile in range(first, min(first + n_taken, n_tiles)):
+            row = tile * LANES
+            spread_scales(a, row, me.scratch, scales, LANES)
+            store_rows(a, 0, row, total_of_rows(a, row, scales), me.scratch)
+        first = next_unit(me, n_taken)
+
+
+@inline
+def _total_q4_0(a: Operands, row: int, scales: Pointer) -> F32x8:
+    row_bytes = a.n_blocks * 16
+    rows = row_pointers(a.q, row, a.n_rows, row_bytes)
+    ahead = advance(a.q, row * row_bytes + _PREFETCH_BYTES)
+    total = zero_f32()
+    for b in range(a.n_blocks):
+        prefetch(ahead, 2 * b * _LINE)
+        prefetch(ahead, (2 * b + 1) * _LINE)
+        sums = _block_sums_q4_0(rows, 16 * b, load_i8(a.x, 32 * b), spread_i16(a.sx[b]))
+        total = add_block(total, load_f32(scales, b * LANES), sums, a.dx[b])
+    return total
+
+
+@inline
+def _block_sums_q4_0(rows: tuple[Pointer, ...], i: int, x: I8x32, start: I16x16) -> I32x8:
+    """Σ (nibble - 8) · x of 8 rows: nibbles are unsigned, and ``start`` is half of -8 · Σ x."""
+    return row_sums_i16(
+        dot_pairs(nibbles(load_i8x16(rows[0], i)), x),
+        dot_pairs(nibbles(load_i8x16(rows[1], i)), x),
+        dot_pairs(nibbles(load_i8x16(rows[2], i)), x),
+        dot_pairs(nibbles(load_i8x16(rows[3], i)), x),
+        dot_pairs(nibbles(load_i8x16(rows[4], i)), x),
+        dot_pairs(nibbles(load_i8x16(rows[5], i)), x),
+        dot_pairs(nibbles(load_i8x16(rows[6], i)), x),
+        dot_pairs(nibbles(load_i8x16(rows[7], i)), x),
+        start,
+    )
+
+
+@inline
+def _total_q8_0(a: Operands, row: int, scales: Pointer) -> F32x8:
+    row_bytes = a.n_blocks * 32
+    rows = row_pointers(a.q, row, a.n_rows, row_bytes)
+    ahead = advance(a.q, row * row_bytes + _PREFETCH_BYTES)
+    total = zero_f32()
+    for b in range(a.n_blocks):
+        prefetch(ahead, 4 * b * _LINE)
+        prefetch(ahead, (4 * b + 1) * _LINE)
+        prefetch(ahead, (4 * b + 2) * _LINE)
+        prefetch(ahead, (4 * b + 3) * _LINE)
+        x = load_i8(a.x, 32 * b)
+        sums = _block_sums_q8_0(rows, 32 * b, x, absolute_i8(x))
+        total = add_block(total, load_f32(scales, b * LANES), sums, a.dx[b])
+    return total
+
+
+@inline
+def _block_sums_q8_0(rows: tuple[Pointer, ...], i: int, x: I8x32, magnitude: I8x32) -> I32x8:
+    return row_sums_i32(
+        _products_q8_0(load_i8(rows[0], i), x, magnitude),
+        _products_q8_0(load_i8(rows[1], i), x, magnitude),
+        _products_q8_0(load_i8(rows[2], i), x, magnitude),
+        _products_q8_0(load_i8(rows[3], i), x, magnitude),
+        _products_q8_0(load_i8(rows[4], i), x, magnitude),
+        _products_q8_0(load_i8(rows[5], i), x, magnitude),
+        _products_q8_0(load_i8(rows[6], i), x, magnitude),
+        _products_q8_0(load_i8(rows[7], i), x, magnitude),
+    )
+
+
+@inline
+def _products_q8_0(w: I8x32, x: I8x32, magnitude: I8x32) -> I32x8:
+    """w · x as |x| · (w with the sign of x), added by fours: two products fit 16 bits, since w is never -128."""
+    return dot_pairs_i16(dot_pairs(magnitude, with_sign_of(w, x)), spread_i16(np.int16(1)))
