@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import struct
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,12 @@ from krafla_cli.formats.text import printable
 
 if TYPE_CHECKING:
     import torch
+
+# What torch's reader raises for damaged files; it lets everything through that its parsing runs into.
+_UNREADABLE = (
+    RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, OSError,
+    struct.error,
+)  # fmt: skip
 
 
 class TorchSource(Source):
@@ -68,16 +76,22 @@ def _load(path: Path) -> dict[str, torch.Tensor]:
         is_zip = f.read(4) == b"PK\x03\x04"
     try:
         # Old files (before torch 1.6) are no zip archives and cannot be mapped.
-        document = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip or None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickle protocols
+            document = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip or None)
     except pickle.UnpicklingError as error:
         raise UnsupportedError(
-            f"{name}: the pickle holds more than tensors and is not opened, since it could run code; "
-            "ask for the checkpoint as safetensors"
+            f"{name}: no pickle of tensors alone: it is damaged, or could run code, and is not opened; "
+            "use the checkpoint's safetensors"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise FormatError(f"{name}: no readable torch checkpoint: {printable(str(error).splitlines()[0])}") from error
+    except _UNREADABLE as error:
+        raise FormatError(f"{name}: no readable torch checkpoint: {printable(_first_line(error))}") from error
     if isinstance(document, dict) and isinstance(document.get("state_dict"), dict):
         document = document["state_dict"]
     if not isinstance(document, dict) or not all(isinstance(t, torch.Tensor) for t in document.values()):
         raise FormatError(f"{name}: holds no state dict (names and tensors)")
     return {str(k): t for k, t in document.items()}
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
