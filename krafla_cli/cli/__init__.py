@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "convert": ("convert", "Hugging Face checkpoint -> .mlb model"),
     "tokenizer": ("tokenizer", "tokenizer.json -> .mlt; look at tokens"),
     "run": ("run", "Generate text with a .mlb model"),
+    "eval": ("eval", "Perplexity, and divergence from a baseline"),
     "inspect": ("inspect", "Show what is in a file"),
     "validate": ("validate", "Check files; exit code 1 if any is bad"),
 }

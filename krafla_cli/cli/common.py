@@ -54,28 +54,27 @@ def threads_option(default_text: str = "physical cores") -> Callable[[F], F]:
     return click.option("--threads", type=click.IntRange(1, 1024), help=f"Number of threads [default: {default_text}].")
 
 
-def engine_options(command: F) -> F:
+def engine_options(default_ctx: str) -> Callable[[F], F]:
     """Adds what opening a model to run it takes, named as the arguments of ``open_model``."""
-    for decorate in (
-        click.option("--tokenizer", type=click.Path(), help="A .mlt or tokenizer.json [default: beside the model]."),
-        click.option("--device", default="cpu", show_default=True, help="Torch device of the reference engine."),
-        threads_option(),
-        click.option(
-            "--kv", type=click.Choice(["f16", "f32"]), help="Type of the cache [default: f16; reference: f32]."
-        ),
-        click.option(
-            "--activations", type=click.Choice(["q8", "f32"]), help="Of products [default: q8; reference: f32]."
-        ),
-        click.option("--engine", type=click.Choice(["fast", "reference"]), help="[default: fast on a CPU]"),
-        click.option(
-            "--ctx",
-            "n_ctx",
-            type=click.IntRange(1),
-            help="Positions of the context [default: the model's, up to 4096].",
-        ),
-    ):
-        command = decorate(command)
-    return command
+
+    def decorated(command: F) -> F:
+        for decorate in (
+            click.option(
+                "--tokenizer", type=click.Path(), help="A .mlt or tokenizer.json [default: beside the model]."
+            ),
+            click.option("--device", default="cpu", show_default=True, help="Torch device of the reference engine."),
+            threads_option(),
+            click.option("--kv", type=click.Choice(["f16", "f32"]), help="Cache type [default: f16; reference: f32]."),
+            click.option(
+                "--activations", type=click.Choice(["q8", "f32"]), help="Of products [default: q8; reference: f32]."
+            ),
+            click.option("--engine", type=click.Choice(["fast", "reference"]), help="[default: fast on a CPU]"),
+            click.option("--ctx", "n_ctx", type=click.IntRange(1), help=f"Positions [default: {default_ctx}]."),
+        ):
+            command = decorate(command)
+        return command
+
+    return decorated
 
 
 def print_json(document: Any) -> None:

@@ -24,20 +24,12 @@ from krafla_cli.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from krafla_cli.formats.mli import Imatrix
     from krafla_cli.runtime.generation import Generation, LogitsSink
     from krafla_cli.runtime.model import Model
     from krafla_cli.runtime.sampling import Sampler
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-@dataclass(frozen=True)
-class _Prompt:
-    """What the options say to run; exactly one of the three."""
-
-    turn: str | None
-    file: Path | None
-    ids: str | None
 
 
 @click.command("run")
@@ -55,97 +47,196 @@ class _Prompt:
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), help="Repeats a run [default: another each time].")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the model's stop tokens.")
 @click.option("--logits", "logits_path", type=click.Path(path_type=Path), help="Write the prompt's logits as .npy.")
+@click.option("--imatrix", type=click.Path(path_type=Path), help="Record an importance matrix (MLI1) of the text.")
+@click.option("--append", is_flag=True, help="Add to the importance matrix that is there.")
+@click.option("--no-logits", is_flag=True, help="Record without the classifier: faster.")
 @click.option("--stats", is_flag=True, help="Show speeds on stderr.")
-@engine_options
+@engine_options("the model's, up to 4096; with --imatrix 512")
 @force_option
 @json_option
 @common_options
-def command(
-    model: Path,
-    turn: str | None,
-    file: Path | None,
-    prompt_ids: str | None,
-    raw: bool,
-    max_tokens: int | None,
-    temp: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    repeat_penalty: float | None,
-    seed: int | None,
-    ignore_eos: bool,
-    logits_path: Path | None,
-    stats: bool,
-    force: bool,
-    as_json: bool,
-    **engine: Any,
-) -> None:
+def command(**options: Any) -> None:
     """Generate text with a .mlb model. Its tokenizer and settings lie beside it: X.mlt or X.tokenizer.json, X.json.
 
     \b
     mlb run model.mlb -p "hi"                       one turn through the chat template
     mlb run model.mlb -p "Once upon" --raw -n 50    goes on with the text
+    mlb run model.mlb -f text.txt --imatrix imat.mli
     mlb run model.mlb --prompt-ids 1,5,7 --logits out.npy
 
-    With --logits nothing is generated unless -n asks for it.
+    With --logits and --imatrix nothing is generated unless -n asks for it. --imatrix runs the text in windows of --ctx
+    positions, each from an empty context.
     """
-    from krafla_cli.formats.atomic import check_target
-    from krafla_cli.runtime.generation import Generation
-    from krafla_cli.runtime.model import open_model
-    from krafla_cli.runtime.sampling import Sampler, resolve
+    _Command(**options).run()
 
-    started = time.perf_counter()
-    prompt = _checked(_Prompt(turn, file, prompt_ids))
-    if logits_path is not None:
-        check_target(logits_path, force, (model,))
-    progress = TerminalProgress()
-    chosen = {"temperature": temp, "top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repeat_penalty}
-    given = {name: value for name, value in chosen.items() if value is not None}
-    resolve({}, given)
-    opened = open_model(model, progress=progress, **engine)
-    sampler = Sampler(resolve(opened.sampling_defaults, given), seed)
-    ids = _encode(opened, prompt, raw)
-    run = _Run(opened, sampler, Generation(), time.perf_counter() - started)
 
-    limit = 0 if max_tokens is None and logits_path is not None else max_tokens
-    with _logits_sink(logits_path, len(ids), opened, force) as sink:
-        generated = opened.run(ids, sampler, run.report, limit, ignore_eos=ignore_eos, sink=sink, progress=progress)
-        text = _consume(opened, generated, show=not as_json)
-    if as_json:
-        print_json(_document(run, text))
-    if run.report.stop_reason == "context":
-        note(f"the context of {opened.engine.n_ctx} positions is full")
-    if stats:
-        click.echo(_stats(run), err=True)
+@dataclass(frozen=True)
+class _Command:
+    """The options as given, by the names of their parameters."""
+
+    model: Path
+    turn: str | None
+    file: Path | None
+    prompt_ids: str | None
+    raw: bool
+    max_tokens: int | None
+    temp: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repeat_penalty: float | None
+    seed: int | None
+    ignore_eos: bool
+    logits_path: Path | None
+    imatrix: Path | None
+    append: bool
+    no_logits: bool
+    stats: bool
+    n_ctx: int | None
+    engine: str | None
+    activations: str | None
+    kv: str | None
+    threads: int | None
+    device: str
+    tokenizer: str | None
+    force: bool
+    as_json: bool
+
+    def run(self) -> None:
+        """Checks the options, then records or generates."""
+        self._check()
+        progress = TerminalProgress()
+        if self.imatrix is not None:
+            self._record(self.imatrix, progress)
+        else:
+            self._generate(progress)
+
+    def _check(self) -> None:
+        """Everything that can be refused before the model is opened."""
+        from krafla_cli.formats.atomic import check_target
+        from krafla_cli.runtime.sampling import resolve
+
+        if sum(p is not None for p in (self.turn, self.file, self.prompt_ids)) != 1:
+            raise click.UsageError("give one of -p TEXT, -f FILE and --prompt-ids IDS")
+        if self.imatrix is None and (self.append or self.no_logits):
+            raise click.UsageError("--append and --no-logits are for --imatrix")
+        if self.imatrix is not None and self.logits_path is not None:
+            raise click.UsageError("--imatrix and --logits are two runs")
+        if self.logits_path is not None:
+            check_target(self.logits_path, self.force, (self.model,))
+        if self.imatrix is not None:
+            check_target(self.imatrix, self.force or self.append, (self.model,))
+        resolve({}, self._sampling)
+
+    @property
+    def _sampling(self) -> dict[str, float]:
+        """The sampling options that were given, by the names of SamplingOptions."""
+        chosen = {
+            "temperature": self.temp,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repeat_penalty,
+        }
+        return {name: value for name, value in chosen.items() if value is not None}
+
+    def _open(self, progress: TerminalProgress, default_ctx: int = 4096) -> Model:
+        from krafla_cli.runtime.model import open_model
+
+        return open_model(
+            self.model,
+            self.device,
+            self.engine,
+            n_ctx=self.n_ctx,
+            default_ctx=default_ctx,
+            activations=self.activations,
+            kv=self.kv,
+            threads=self.threads,
+            tokenizer=self.tokenizer,
+            progress=progress,
+        )
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Generating
+
+    def _generate(self, progress: TerminalProgress) -> None:
+        started = time.perf_counter()
+        model = self._open(progress)
+        ids = self._encode(model)
+        load_seconds = time.perf_counter() - started
+        limit = 0 if self.max_tokens is None and self.logits_path is not None else self.max_tokens
+        self._generate_after(model, ids, limit, load_seconds, progress)
+
+    def _generate_after(
+        self, model: Model, ids: list[int], limit: int | None, load_seconds: float, progress: TerminalProgress
+    ) -> None:
+        from krafla_cli.runtime.generation import Generation
+        from krafla_cli.runtime.sampling import Sampler, resolve
+
+        sampler = Sampler(resolve(model.sampling_defaults, self._sampling), self.seed)
+        run = _Run(model, sampler, Generation(), load_seconds)
+        with _logits_sink(self.logits_path, len(ids), model, self.force) as sink:
+            generated = model.run(
+                ids, sampler, run.report, limit, ignore_eos=self.ignore_eos, sink=sink, progress=progress
+            )
+            text = _consume(model, generated, show=not self.as_json, is_continued=self.turn is None or self.raw)
+        if self.as_json:
+            print_json(_document(run, text))
+        if run.report.stop_reason == "context":
+            note(f"the context of {model.engine.n_ctx} positions is full")
+        if self.stats:
+            click.echo(_stats(run), err=True)
+
+    def _encode(self, model: Model) -> list[int]:
+        from krafla_cli.runtime.prompt import parse_ids, read_text
+
+        if self.prompt_ids is not None:
+            return parse_ids(self.prompt_ids)
+        if self.file is not None:
+            return model.encode(read_text(self.file), raw=True)
+        if model.companions.settings is None and not self.raw:
+            note(model.companions.no_settings)
+        return model.encode(self.turn or "", self.raw)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Recording an importance matrix
+
+    def _record(self, target: Path, progress: TerminalProgress) -> None:
+        from krafla_cli.formats.mli import write
+        from krafla_cli.runtime.imatrix import DEFAULT_WINDOW, read_previous, record, windows
+
+        started = time.perf_counter()
+        model = self._open(progress, DEFAULT_WINDOW)
+        width = model.engine.n_ctx
+        previous = read_previous(target, model.config) if self.append else None
+        start, ids = self._encode_for_windows(model)
+        load_seconds = time.perf_counter() - started
+        imatrix = record(model.engine, ids, width, start, not self.no_logits, previous, progress)
+        write(imatrix, target, self.force or self.append)
+        note(f"wrote {target}: {imatrix.layer_tokens} tokens, {imatrix.classifier_tokens} of them in the classifier")
+        if self.max_tokens:
+            *_, last = windows(ids, width, start)
+            self._generate_after(model, last, self.max_tokens, load_seconds, progress)
+        elif self.as_json:
+            print_json(_imatrix_document(imatrix, target, load_seconds, time.perf_counter() - started))
+
+    def _encode_for_windows(self, model: Model) -> tuple[list[int], list[int]]:
+        """The ids that start each window, and those of the text."""
+        from krafla_cli.runtime.prompt import read_text
+
+        if self.file is not None:
+            return model.encode_text(read_text(self.file))
+        return [], self._encode(model)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Everything that is told about a run afterwards."""
+    """Everything that is told about a generation afterwards."""
 
     model: Model
     sampler: Sampler
     report: Generation
     load_seconds: float
-
-
-def _checked(prompt: _Prompt) -> _Prompt:
-    given = [p for p in (prompt.turn, prompt.file, prompt.ids) if p is not None]
-    if len(given) != 1:
-        raise click.UsageError("give one of -p TEXT, -f FILE and --prompt-ids IDS")
-    return prompt
-
-
-def _encode(model: Model, prompt: _Prompt, raw: bool) -> list[int]:
-    from krafla_cli.runtime.prompt import parse_ids, read_text
-
-    if prompt.ids is not None:
-        return parse_ids(prompt.ids)
-    if prompt.file is not None:
-        return model.encode(read_text(prompt.file), raw=True)
-    if model.companions.settings is None and not raw:
-        note(model.companions.no_settings)
-    return model.encode(prompt.turn or "", raw)
 
 
 @contextlib.contextmanager
@@ -159,7 +250,7 @@ def _logits_sink(path: Path | None, n_positions: int, model: Model, force: bool)
         yield sink
 
 
-def _consume(model: Model, generated: Iterable[int], show: bool) -> str | None:
+def _consume(model: Model, generated: Iterable[int], show: bool, is_continued: bool) -> str | None:
     """Runs the generation, showing its text while it comes; None where no tokenizer can turn ids into text."""
     if model.companions.tokenizer is None:
         ids = ",".join(str(i) for i in generated)
@@ -167,7 +258,7 @@ def _consume(model: Model, generated: Iterable[int], show: bool) -> str | None:
             click.echo(ids)
         return None
     text = ""
-    for piece in model.text(generated):
+    for piece in model.text(generated, is_continued):
         text += piece
         if show:
             click.echo(_for_terminal(piece) if sys.stdout.isatty() else piece, nl=False)
@@ -197,6 +288,16 @@ def _document(run: _Run, text: str | None) -> dict[str, Any]:
         "load_seconds": run.load_seconds,
         "prefill_seconds": report.prefill_seconds,
         "decode_seconds": report.decode_seconds,
+    }
+
+
+def _imatrix_document(imatrix: Imatrix, target: Path, load_seconds: float, seconds: float) -> dict[str, Any]:
+    return {
+        "output": str(target),
+        "layer_tokens": imatrix.layer_tokens,
+        "classifier_tokens": imatrix.classifier_tokens,
+        "load_seconds": load_seconds,
+        "record_seconds": seconds - load_seconds,
     }
 
 

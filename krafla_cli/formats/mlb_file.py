@@ -71,6 +71,16 @@ class MlbFile:
     def tensors(self) -> dict[str, TensorSpec]:
         return {spec.name: spec for spec in self.plan.specs()}
 
+    @property
+    def n_weights(self) -> int:
+        """Weights of all tensors."""
+        return sum(spec.n_weights for spec in self.tensors.values() if spec.role != "layer_flags")
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of the whole file for each weight."""
+        return 8 * self.plan.end / self.n_weights
+
     def quantized(self, name: str) -> QuantizedArray:
         """The quantized matrix ``name`` ("tok_emb", "layers.0.wq"), zero copy."""
         spec = self.tensors[name]

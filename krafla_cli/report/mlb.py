@@ -31,10 +31,9 @@ def describe(path: str | os.PathLike[str], ctx: int | None, with_tensors: bool) 
 def summary(model: MlbFile) -> dict[str, Any]:
     """The model in a few lines."""
     h = model.header
-    n_weights = sum(s.n_weights for s in model.tensors.values() if s.role != "layer_flags")
     return {
-        "weights": f"{n_weights:,}",
-        "bits per weight": round(8 * model.plan.end / n_weights, 3),
+        "weights": f"{model.n_weights:,}",
+        "bits per weight": round(model.bits_per_weight, 3),
         "layers": layers_in_words(h),
         "heads": f"{h.n_heads} query, {h.n_kv_heads} key/value, of {h.head_size}",
         "scales": "f16" if h.scale_f16 else "f32",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from krafla_cli.errors import DataError, InputError
-from krafla_cli.formats.mli import Dimensions, Imatrix
+from krafla_cli.errors import DataError, InputError, ShapeError
+from krafla_cli.formats.mlb import Header
+from krafla_cli.formats.mli import Dimensions, Imatrix, read
+from krafla_cli.formats.text import printable
 from krafla_cli.progress import SILENT, Progress
 from krafla_cli.runtime.engine import Engine, Float32s, Slot
 from krafla_cli.runtime.generation import BATCH
@@ -40,9 +43,9 @@ def windows(ids: Sequence[int], n_positions: int, prefix: Sequence[int] = ()) ->
 class Recorder:
     """An observer that sums squares, float64: within a window position by position, then window by window."""
 
-    def __init__(self, dimensions: Dimensions) -> None:
-        self.total = Imatrix.empty(dimensions)
-        self._window = Imatrix.empty(dimensions)
+    def __init__(self, total: Imatrix) -> None:
+        self.total = total
+        self._window = Imatrix.empty(total.dimensions)
 
     def __call__(self, layer: int | None, slot: Slot, values: Float32s) -> None:
         """Adds inputs [T, channels]. Raises DataError naming layer and matrix where one is NaN or infinite."""
@@ -78,14 +81,16 @@ def record(
     n_positions: int = DEFAULT_WINDOW,
     prefix: Sequence[int] = (),
     with_logits: bool = True,
+    onto: Imatrix | None = None,
     progress: Progress = SILENT,
 ) -> Imatrix:
     """Runs ``ids`` in windows of ``n_positions`` that each start an empty sequence; returns the sums of their inputs.
 
-    ``with_logits`` computes logits at every position, so that the classifier's input is counted too. Raises InputError
-    (no text, windows longer than the context), DataError (NaN or infinite activations).
+    ``with_logits`` computes logits at every position, so that the classifier's input is counted too; ``onto`` is added
+    to, as if its text and this one had been recorded in one run. Raises InputError (no text, windows longer than the
+    context), DataError (NaN or infinite activations).
     """
-    recorder = Recorder(Dimensions.of(engine.header))
+    recorder = Recorder(onto or Imatrix.empty(Dimensions.of(engine.header)))
     parts = list(windows(ids, n_positions, prefix))
     engine.observer = recorder
     progress.start("imatrix", sum(len(part) for part in parts), "tok")
@@ -100,3 +105,18 @@ def record(
         engine.observer = None
         progress.finish()
     return recorder.total
+
+
+def read_previous(path: Path, header: Header) -> Imatrix | None:
+    """The importance matrix to add to, None where there is no file yet.
+
+    Raises FileError, FormatError (a broken file), ShapeError (one of a model with other dimensions).
+    """
+    if not path.exists():
+        return None
+    previous = read(path)
+    if previous.dimensions != Dimensions.of(header):
+        raise ShapeError(
+            f"{printable(str(path))} is of another model: {previous.dimensions}; this one has {Dimensions.of(header)}"
+        )
+    return previous

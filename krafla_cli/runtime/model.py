@@ -75,6 +75,12 @@ class Model:
         messages = [{"role": "user", "content": prompt}]
         return encode_chat(self.tokenizer, settings.chat_template, messages, settings.special_tokens)
 
+    def encode_text(self, text: str) -> tuple[list[int], list[int]]:
+        """A long text for windows: the ids that the tokenizer puts before a text (BOS, or none), and the text's own."""
+        first = self.tokenizer.encode("a")
+        n_start = next((i for i, special in enumerate(first.special_tokens_mask) if not special), 0)
+        return first.ids[:n_start], self.tokenizer.encode(text, add_special_tokens=False).ids
+
     def logits(self, ids: Sequence[int]) -> Float32s:
         """float32 logits [len(ids), vocab] of every position of ``ids``. Raises InputError (see Engine.forward)."""
         return logits_of(self.engine, ids)
@@ -94,7 +100,8 @@ class Model:
         None. Raises InputError for a prompt that is empty or too long.
         """
         sampler = Sampler(sampling or resolve(self.sampling_defaults, {}), seed)
-        yield from self.text(self.run(self.encode(prompt, raw), sampler, Generation(), max_tokens))
+        ids = self.encode(prompt, raw)
+        yield from self.text(self.run(ids, sampler, Generation(), max_tokens), raw)
 
     def run(
         self,
@@ -120,15 +127,18 @@ class Model:
         stop_ids = frozenset() if ignore_eos else self.stop_ids
         yield from generate(self.engine, logits, sampler, report, max_tokens, stop_ids)
 
-    def text(self, ids: Iterable[int]) -> Iterator[str]:
-        """The text of ``ids`` while they come, in pieces of whole characters."""
+    def text(self, ids: Iterable[int], raw: bool = False) -> Iterator[str]:
+        """The text of ``ids`` while they come, in pieces of whole characters, without control tokens.
+
+        ``raw``: it continues the prompt's text, so that a leading space is one and not the start of a sentence.
+        """
         from krafla_cli.tokenizer import StreamDecoder
 
-        decoder = StreamDecoder(self.tokenizer)
+        decoder = StreamDecoder(self.tokenizer, skip_special_tokens=True, continuation=raw)
         for token_id in ids:
-            if piece := decoder.add(token_id):
+            if piece := decoder.push(token_id):
                 yield piece
-        if rest := decoder.finish():
+        if rest := decoder.flush():
             yield rest
 
 
@@ -138,6 +148,7 @@ def open_model(
     engine: str | None = None,
     *,
     n_ctx: int | None = None,
+    default_ctx: int = DEFAULT_CTX,
     activations: str | None = None,
     kv: str | None = None,
     threads: int | None = None,
@@ -146,11 +157,11 @@ def open_model(
 ) -> Model:
     """Opens a .mlb to run it on ``device`` with ``engine`` ("fast", "reference"; None: fast on a CPU).
 
-    ``n_ctx``: positions of the context, by default the model's, at most 4096. Options that are None have the engine's
+    ``n_ctx``: positions of the context, by default the model's, at most ``default_ctx``. Options that are None have the engine's
     default. Raises FileError, FormatError, ShapeError (a broken file), UsageError, InputError (impossible options).
     """
     companions = find_companions(path, tokenizer)
     file = open_mlb(path)
-    n_ctx = min(file.header.max_seq, DEFAULT_CTX) if n_ctx is None else n_ctx
+    n_ctx = min(file.header.max_seq, default_ctx) if n_ctx is None else n_ctx
     options = EngineOptions(n_ctx, activations, kv, threads, device)
     return Model(file, open_engine(file, options, engine, progress), companions)

@@ -18,12 +18,12 @@ from krafla_cli.formats.mlb import ACT_GELU_TANH, LAYER_LOCAL_ROPE, LAYER_NO_ROP
 from krafla_cli.formats.mlb_file import MlbFile
 from krafla_cli.progress import Progress
 from krafla_cli.quant.blocks import Quantized, WeightError
-from krafla_cli.quant.matrix import dequantize
 from krafla_cli.quant.q8_0 import quantize_activations
 from krafla_cli.rope import rotation_tables
 from krafla_cli.runtime.engine import Engine, EngineOptions, Float32s, Ids, LogitsWanted, Slot
 from krafla_cli.runtime.reference_delta import DeltaRule, DeltaState
 from krafla_cli.runtime.reference_weights import Codes, Inputs, Weights, load_weights
+from krafla_cli.runtime.weights import FileWeights, WeightSource
 
 KV_TYPES = {"f16": torch.float16, "f32": torch.float32}
 # What turns the inputs [T, cols] of a matrix product into codes, given their layer and slot.
@@ -34,7 +34,7 @@ def open_engine(model: MlbFile, options: EngineOptions, progress: Progress) -> E
     """The reference engine running ``model``; f32 activations and an f32 cache unless ``options`` say otherwise."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    return ReferenceEngine(model, options, progress)
+    return ReferenceEngine(FileWeights(model), options, progress)
 
 
 class ReferenceEngine(Engine):
@@ -42,14 +42,14 @@ class ReferenceEngine(Engine):
 
     name = "reference"
 
-    def __init__(self, model: MlbFile, options: EngineOptions, progress: Progress) -> None:
-        super().__init__(model.header, options.n_ctx)
+    def __init__(self, source: WeightSource, options: EngineOptions, progress: Progress) -> None:
+        super().__init__(source.header, options.n_ctx)
         self.activations = options.activations or "f32"
         self.kv = options.kv or "f32"
         self.device = _device(options.device)
         self.quantize_inputs: ActivationQuantizer = _quantize_inputs
-        self._model = model
-        self._outside, self._layers = load_weights(model, self.activations == "q8", self.device, progress)
+        self._source = source
+        self._outside, self._layers = load_weights(source, self.activations == "q8", self.device, progress)
         self._rotations = {local: self._rotation(local) for local in self._rope_kinds()}
         self._cache = {i: self._new_cache() for i in range(self.header.n_layers) if not self.header.is_linear(i)}
         self._delta_rule = DeltaRule(self.header)
@@ -73,9 +73,7 @@ class ReferenceEngine(Engine):
         return self._classify(wanted)
 
     def _embed(self, ids: Ids) -> Tensor:
-        table = self._model.quantized("tok_emb")
-        rows = dequantize(table.q[ids], table.d[ids], table.encoding, len(ids), self.header.dim)
-        return torch.from_numpy(rows).to(self.device) * (self.header.embed_scale or 1.0)
+        return torch.from_numpy(self._source.rows("tok_emb", ids)).to(self.device) * (self.header.embed_scale or 1.0)
 
     def _classify(self, x: Tensor) -> Float32s:
         if not len(x):

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from krafla_cli.formats.mlb import BLOCK, TensorSpec
-from krafla_cli.formats.mlb_file import MlbFile, QuantizedArray
+from krafla_cli.formats.mlb_file import QuantizedArray
 from krafla_cli.progress import Progress
-from krafla_cli.quant.matrix import dequantize
 from krafla_cli.quant.q4_0 import levels_of
+from krafla_cli.runtime.engine import Float32s
+from krafla_cli.runtime.weights import WeightSource
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,7 @@ class Matrix(Protocol):
 class FloatMatrix:
     """Dequantized weights, times float32 inputs."""
 
-    def __init__(self, array: QuantizedArray, device: torch.device) -> None:
-        weights = dequantize(array.q, array.d, array.encoding, *array.shape)
+    def __init__(self, weights: Float32s, device: torch.device) -> None:
         self.weights = torch.from_numpy(weights).to(device)
 
     def product(self, x: Inputs) -> Tensor:
@@ -85,24 +85,25 @@ class Weights:
 
 
 def load_weights(
-    model: MlbFile, quantized_inputs: bool, device: torch.device, progress: Progress
+    source: WeightSource, quantized_inputs: bool, device: torch.device, progress: Progress
 ) -> tuple[Weights, list[Weights]]:
-    """The weights outside the layers, and those of each layer. tok_emb is left in the file unless it classifies."""
-    matrix_class = BlockMatrix if quantized_inputs else FloatMatrix
+    """The weights outside the layers, and those of each layer. tok_emb is left out unless it classifies."""
     outside = Weights({}, {})
-    layers = [Weights({}, {}) for _ in range(model.header.n_layers)]
-    specs = [s for s in model.tensors.values() if _is_loaded(s, model)]
+    layers = [Weights({}, {}) for _ in range(source.header.n_layers)]
+    specs = [s for s in source.tensors.values() if _is_loaded(s, source)]
     progress.start("loading", sum(s.total_bytes for s in specs), "B")
     for spec in specs:
         into = outside if spec.layer is None else layers[spec.layer]
-        if spec.is_quantized:
-            into.matrices[spec.role] = matrix_class(model.quantized(spec.name), device)
+        if not spec.is_quantized:
+            into.vectors[spec.role] = torch.tensor(source.float32(spec.name), device=device)
+        elif quantized_inputs:
+            into.matrices[spec.role] = BlockMatrix(source.quantized(spec.name), device)
         else:
-            into.vectors[spec.role] = torch.tensor(model.float32(spec.name), device=device)
+            into.matrices[spec.role] = FloatMatrix(source.float32(spec.name), device)
         progress.advance(spec.total_bytes)
     progress.finish()
     return outside, layers
 
 
-def _is_loaded(spec: TensorSpec, model: MlbFile) -> bool:
-    return spec.encoding != "u8" and (spec.role != "tok_emb" or bool(model.header.shared_classifier))
+def _is_loaded(spec: TensorSpec, source: WeightSource) -> bool:
+    return spec.encoding != "u8" and (spec.role != "tok_emb" or bool(source.header.shared_classifier))

@@ -1,0 +1,129 @@
+"""``mlb eval``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from krafla_cli.cli.common import TerminalProgress, common_options, engine_options, json_option, print_json
+
+if TYPE_CHECKING:
+    from krafla_cli.progress import Progress
+    from krafla_cli.runtime.engine import Engine
+    from krafla_cli.runtime.evaluation import Score, Window
+    from krafla_cli.runtime.model import Model
+
+_DEFAULT_WINDOW = 512
+
+
+@click.command("eval")
+@click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-f", "--file", "file", required=True, type=click.Path(path_type=Path), help="Text: a file, a pipe, or -."
+)
+@click.option("--baseline", type=click.Path(path_type=Path), help="Compare with this .mlb or Hugging Face folder.")
+@click.option(
+    "--windows",
+    "method",
+    type=click.Choice(["sliding", "chunks"]),
+    default="sliding",
+    show_default=True,
+    help="sliding: as transformers' guide, each token scored once; chunks: as llama-perplexity, second halves scored.",
+)
+@click.option("--stride", type=click.IntRange(1), help="How far sliding windows move on [default: half of --ctx].")
+@click.option("--max-tokens", type=click.IntRange(2), help="Use only the first tokens of the text.")
+@engine_options("512")
+@json_option
+@common_options
+def command(
+    models: tuple[Path, ...],
+    file: Path,
+    baseline: Path | None,
+    method: str,
+    stride: int | None,
+    max_tokens: int | None,
+    n_ctx: int | None,
+    as_json: bool,
+    **engine: Any,
+) -> None:
+    """Perplexity of one or several models on a text, and their divergence from a baseline.
+
+    \b
+    mlb eval model.mlb -f text.txt
+    mlb eval q8.mlb q4.mlb -f text.txt --baseline ./checkpoint
+
+    Windows are --ctx positions wide. A Hugging Face folder runs on the reference engine in float32.
+    """
+    from krafla_cli.runtime.evaluation import evaluate
+    from krafla_cli.runtime.model import open_model
+    from krafla_cli.runtime.prompt import read_text
+
+    if stride is not None and method != "sliding":
+        raise click.UsageError("--stride is for --windows sliding")
+    progress = TerminalProgress()
+    text = read_text(file)
+    opened = [
+        open_model(path, n_ctx=n_ctx, default_ctx=_DEFAULT_WINDOW, progress=progress, **engine) for path in models
+    ]
+    width = min(model.engine.n_ctx for model in opened)
+    base = _open_baseline(baseline, width, engine, progress) if baseline is not None else None
+    windows = _windows(opened[0], text, method, width, stride or max(width // 2, 1), max_tokens)
+    scores = evaluate([model.engine for model in opened], windows, base, progress)
+    names = [*models, *([baseline] if baseline is not None else [])]
+    rows = [_row(path, score) for path, score in zip(names, scores, strict=True)]
+    for row, model in zip(rows, opened, strict=False):
+        row["bits_per_weight"] = model.file.bits_per_weight
+    if as_json:
+        settings = {"windows": method, "ctx": width, "stride": stride or max(width // 2, 1), "n_windows": len(windows)}
+        print_json({**settings, "models": rows[: len(models)], "baseline": rows[-1] if baseline else None})
+    else:
+        _print(rows, has_baseline=baseline is not None)
+
+
+def _open_baseline(path: Path, n_ctx: int, engine: dict[str, Any], progress: Progress) -> Engine:
+    """A .mlb as the models are opened; a checkpoint on the reference engine, its weights as they are."""
+    from krafla_cli.runtime.engine import EngineOptions
+    from krafla_cli.runtime.model import open_model
+
+    if not path.is_dir():
+        return open_model(path, n_ctx=n_ctx, progress=progress, **engine).engine
+    from krafla_cli.convert.dense import open_dense
+    from krafla_cli.runtime.reference import ReferenceEngine
+    from krafla_cli.runtime.weights import DenseWeights
+
+    options = EngineOptions(n_ctx, activations="f32", kv="f32", device=engine["device"])
+    return ReferenceEngine(DenseWeights(*open_dense(path)), options, progress)
+
+
+def _windows(model: Model, text: str, method: str, width: int, stride: int, max_tokens: int | None) -> list[Window]:
+    from krafla_cli.runtime.evaluation import chunk_windows, sliding_windows
+
+    start, text_ids = model.encode_text(text)
+    ids = [*start, *text_ids][:max_tokens]
+    return sliding_windows(ids, width, stride) if method == "sliding" else chunk_windows(ids, width, start)
+
+
+def _row(path: Path, score: Score) -> dict[str, Any]:
+    row: dict[str, Any] = {"model": str(path), **asdict(score)}
+    divergence = row.pop("divergence")
+    return row | (divergence or {})
+
+
+def _print(rows: list[dict[str, Any]], has_baseline: bool) -> None:
+    from krafla_cli.report.tables import table
+
+    columns = ["model", "bits/weight", "perplexity", "±"]
+    keys = ["model", "bits_per_weight", "perplexity", "perplexity_error"]
+    if has_baseline:
+        columns += ["KL", "±", "KL 99 %", "top-1 %"]
+        keys += ["kl", "kl_error", "kl_p99", "top1"]
+    columns += ["tokens", "tok/s"]
+    keys += ["n_tokens", "tokens_per_second"]
+    for row in rows:
+        row["top1"] = round(100 * row["top1_agreement"], 2) if "top1_agreement" in row else None
+        row["tokens_per_second"] = round(row["tokens_per_second"], 1)
+    for line in table(columns, [[row.get(key) for key in keys] for row in rows]):
+        click.echo(line)
