@@ -33,7 +33,7 @@ class License:
 
 
 def read_registry(path: Path, progress: Progress = SILENT) -> dict[int, License]:
-    """All licenses by id. Raises FileError (cannot be read), FormatError (with the number of the line, not its text)."""
+    """All licenses by id. Raises FileError (cannot be read), FormatError (naming the line by number, not its text)."""
     try:
         with path.open("rb") as f:
             _check_mode(f.fileno(), path, progress)
