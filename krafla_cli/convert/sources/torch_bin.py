@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # What torch's reader raises for damaged files; it lets everything through that its parsing runs into.
 _UNREADABLE = (
-    RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, OSError,
-    struct.error,
+    RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError,
+    OSError, struct.error,
 )  # fmt: skip
 
 
