@@ -9,14 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from krafla_cli.tokenizer.chat import ChatEncoder, encode_chat
     from krafla_cli.tokenizer.convert import convert_tokenizer, convert_with_proof
     from krafla_cli.tokenizer.load import load_tokenizer
-    from krafla_cli.tokenizer.stream import StreamDecoder
+    from krafla_cli.tokenizer.stream import StopText, StreamDecoder
 
 _MODULES = {
+    "ChatEncoder": "chat",
     "StreamDecoder": "stream",
     "convert_tokenizer": "convert",
     "convert_with_proof": "convert",
+    "StopText": "stream",
+    "encode_chat": "chat",
     "load_tokenizer": "load",
 }
 
@@ -27,4 +31,12 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
-__all__ = ["StreamDecoder", "convert_tokenizer", "convert_with_proof", "load_tokenizer"]
+__all__ = [
+    "ChatEncoder",
+    "StopText",
+    "StreamDecoder",
+    "convert_tokenizer",
+    "convert_with_proof",
+    "encode_chat",
+    "load_tokenizer",
+]

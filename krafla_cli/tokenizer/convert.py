@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken
 
-from krafla_cli.errors import UnsupportedError
+from krafla_cli.errors import ShapeError, UnsupportedError
 from krafla_cli.formats.mlt import (
     ATTR_ADDED,
     ATTR_BYTE,
@@ -54,14 +54,14 @@ def convert_with_proof(path: str | os.PathLike[str], vocab_size: int | None = No
     """Converts and proves the tokenizer at ``path``.
 
     With ``vocab_size`` (the model's), added tokens whose ids are not below it are dropped with a warning.
-    Raises FileError, FormatError; UnsupportedError naming the part that .mlt cannot express, or the text on which the
-    result and its source differ.
+    Raises FileError, FormatError; ShapeError for another token with such an id; UnsupportedError naming the part that
+    .mlt cannot express, or the text on which the result and its source differ.
     """
     source = read_source(path)
     try:
         return _convert(source, vocab_size)
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{source.name}: {error}") from error
+    except (UnsupportedError, ShapeError) as error:
+        raise type(error)(f"{source.name}: {error}") from error
 
 
 def _convert(source: Source, vocab_size: int | None) -> Conversion:
@@ -133,7 +133,7 @@ def _overlapping(late: list[str], early: list[str]) -> str | None:
 def _fit_to_model(
     vocab: dict[str, int], added: dict[int, str], vocab_size: int | None
 ) -> tuple[list[str], dict[int, str]]:
-    """Warnings, and the added tokens that the model has rows for. Raises UnsupportedError for a piece without one."""
+    """Warnings, and the added tokens that the model has rows for. Raises ShapeError for a piece without one."""
     highest = max([*vocab.values(), *added], default=-1)
     if highest < 0:
         raise refuse("model", "the vocabulary is empty")
@@ -144,7 +144,7 @@ def _fit_to_model(
     outside = {i: text for i, text in added.items() if i >= vocab_size}
     piece = next((p for p, i in vocab.items() if i >= vocab_size and i not in added), None)
     if piece is not None:
-        raise UnsupportedError(
+        raise ShapeError(
             f"token {printable(piece, 40)!r} has id {vocab[piece]}, the model's vocabulary has {vocab_size} rows"
         )
     warnings = [
