@@ -36,6 +36,16 @@ if TYPE_CHECKING:
     type=click.Choice(["fit", "round"]),
     help="Q4_0 blocks: best fit of 13 candidates, or llama.cpp's rounding [default: the family's].",
 )
+@click.option(
+    "--q8-classes",
+    metavar="LIST",
+    default="none",
+    show_default=True,
+    help="Matrix classes kept in Q8_0 in a q4 model: none, all, or a list of tok_emb,wcls,qk,v,o,gate_up,down.",
+)
+@click.option(
+    "--imatrix", type=click.Path(path_type=Path), help="MLI1 file of `mlb run --imatrix`; weighs channels, implies fit."
+)
 @click.option("--max-seq", type=click.IntRange(1, 1 << 24), help="Longest context [default: the checkpoint's].")
 @click.option("--dry-run", is_flag=True, help="Write nothing; show what would be written, sizes, bits per weight.")
 @threads_option()
@@ -48,6 +58,8 @@ def command(
     wtype: str,
     scales: str,
     q4_rule: str | None,
+    q8_classes: str,
+    imatrix: Path | None,
     max_seq: int | None,
     dry_run: bool,
     threads: int | None,
@@ -63,16 +75,34 @@ def command(
     from krafla_cli.convert.pipeline import convert
     from krafla_cli.convert.plan import Options
 
-    if threads is not None:
-        from krafla_cli.kernels import set_threads
-
-        set_threads(threads)
-    options = Options(wtype, scales, q4_rule, max_seq=max_seq)
-    result = convert(src, output, options=options, force=force, dry_run=dry_run, progress=TerminalProgress())
+    options = Options(
+        wtype, scales, q4_rule, _q8_mask(q8_classes), max_seq, str(imatrix) if imatrix is not None else None
+    )
+    result = convert(
+        src, output, options=options, threads=threads, force=force, dry_run=dry_run, progress=TerminalProgress()
+    )
     if as_json:
         print_json(_document(result, dry_run))
     else:
         _print(result, dry_run)
+
+
+def _q8_mask(names: str) -> int:
+    """The q8_mask of a list of class names. Raises UsageError naming a wrong one."""
+    from krafla_cli.errors import UsageError
+    from krafla_cli.formats.mlb import Q8_CLASSES
+    from krafla_cli.formats.text import printable
+
+    if names in ("none", "all"):
+        return 0 if names == "none" else sum(Q8_CLASSES.values())
+    mask = 0
+    for name in names.split(","):
+        if name.strip() not in Q8_CLASSES:
+            raise UsageError(
+                f'--q8-classes: no class "{printable(name.strip())}"; there are {", ".join(Q8_CLASSES)}, none, all'
+            )
+        mask |= Q8_CLASSES[name.strip()]
+    return mask
 
 
 def _document(result: Result, dry_run: bool) -> dict[str, Any]:

@@ -13,11 +13,13 @@ from typing import Any
 from krafla_cli.convert import companions
 from krafla_cli.convert.config import ModelConfig, read_config, refuse_quantized
 from krafla_cli.convert.families import family_of
+from krafla_cli.convert.importance import Importance
 from krafla_cli.convert.plan import Options, Plan, make_plan
 from krafla_cli.convert.sources import Source, open_folder
-from krafla_cli.convert.tensors import encode
+from krafla_cli.convert.tensors import Quantizer, encode
 from krafla_cli.convert.tokenizer_files import TokenizerFile, convert_folder_tokenizer
-from krafla_cli.errors import FileError
+from krafla_cli.errors import FileError, UsageError
+from krafla_cli.formats import mli
 from krafla_cli.formats.atomic import Output, check_target
 from krafla_cli.formats.mlb import MATRIX_CLASS, Header
 from krafla_cli.formats.mlb_file import MlbWriter
@@ -59,6 +61,7 @@ def convert(
     out: str | os.PathLike[str] | None = None,
     *,
     options: Options | None = None,
+    threads: int | None = None,
     force: bool = False,
     dry_run: bool = False,
     progress: Progress = SILENT,
@@ -66,10 +69,12 @@ def convert(
     """Converts the Hugging Face folder ``src`` to the model ``out`` and its sidecars.
 
     Without ``out``: <name of src>-<wtype>.mlb in the current folder. All files appear complete or not at all, the .mlb
-    last. Raises FileError, FormatError, ShapeError, UnsupportedError or DataError; see ``errors.py``.
+    last. ``threads``: of the quantizers (None: the physical cores). Raises FileError, FormatError, ShapeError,
+    UnsupportedError, DataError or UsageError; see ``errors.py``.
     """
     started = time.perf_counter()
     options = options or Options()
+    _check_options(options)
     folder = _checked_folder(Path(src))
     config = read_config(folder)
     refuse_quantized(config)
@@ -84,9 +89,20 @@ def convert(
     plan = make_plan(family, config, fields, source, options)
     for remark in plan.remarks:
         progress.info(remark)
+    importance = None
+    if options.imatrix is not None:
+        title = printable(options.imatrix)
+        importance = Importance(mli.read(options.imatrix), plan.header, title, progress)
     tokenizer = convert_folder_tokenizer(folder, plan.header.vocab, progress)
-    job = _Job(folder, config, source, plan, options, output, tokenizer, progress)
+    job = _Job(folder, config, source, plan, options, output, tokenizer, importance, threads, progress)
     return job.result(None, started) if dry_run else job.result(job.write(), started)
+
+
+def _check_options(options: Options) -> None:
+    if options.imatrix is not None and options.q4_rule == "round":
+        raise UsageError("--imatrix selects the rule fit; it cannot be combined with --q4-rule round")
+    if options.q8_mask and options.wtype == "q8":
+        raise UsageError("--q8-classes keeps classes of a q4 model in Q8_0; with --wtype q8 all are")
 
 
 def _checked_folder(folder: Path) -> Path:
@@ -113,11 +129,14 @@ class _Job:
     options: Options
     output: Path
     tokenizer: TokenizerFile | None
+    importance: Importance | None
+    threads: int | None
     progress: Progress
 
     @property
     def rule(self) -> Rule:
-        rule = self.options.q4_rule or self.plan.family.q4_rule
+        """Importance implies "fit"; else the user's choice or the family's."""
+        rule = "fit" if self.importance else self.options.q4_rule or self.plan.family.q4_rule
         return "round" if rule == "round" else "fit"
 
     def write(self) -> str:
@@ -140,8 +159,10 @@ class _Job:
         try:
             writer = MlbWriter(output.file, header)
             self.progress.start("converting", sum(t.spec.total_bytes for t in self.plan.tensors), "B")
+            quantizer = Quantizer(bool(header.scale_f16), self.rule, self.threads)
             for tensor in self.plan.tensors:
-                writer.write(tensor.spec.name, *encode(tensor, self.source, bool(header.scale_f16), self.rule))
+                importance = self.importance.of(tensor.spec) if self.importance else None
+                writer.write(tensor.spec.name, *encode(tensor, self.source, quantizer, importance))
                 self.progress.advance(tensor.spec.total_bytes)
             return writer.finish()
         except OSError as error:

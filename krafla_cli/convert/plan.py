@@ -51,13 +51,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Options:
-    """What the user chose. ``q8_mask``: classes kept in Q8_0 with wtype q4. ``q4_rule`` None: the family's default."""
+    """What the user chose. ``q4_rule`` None: the family's. ``q8_mask``: classes kept in Q8_0 with wtype q4.
+
+    ``imatrix``: path of an MLI1 file; it implies the rule "fit".
+    """
 
     wtype: str = "q4"
     scales: str = "f16"
     q4_rule: str | None = None
     q8_mask: int = 0
     max_seq: int | None = None
+    imatrix: str | None = None
 
 
 def make_plan(family: Family, config: ModelConfig, fields: dict[str, Any], source: Source, options: Options) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,17 @@ def _padded(array: npt.NDArray[Any], spec: TensorSpec) -> npt.NDArray[Any]:
     return padded
 
 
+@dataclass(frozen=True)
+class Quantizer:
+    """How matrices are quantized: type of the scales, rule of Q4_0 blocks, threads (None: the physical cores)."""
+
+    scale_f16: bool
+    rule: Rule
+    threads: int | None = None
+
+
 def encode(
-    plan: TensorPlan, source: Source, scale_f16: bool, rule: Rule, importance: Float32s | None = None
+    plan: TensorPlan, source: Source, quantizer: Quantizer, importance: Float32s | None = None
 ) -> tuple[npt.NDArray[Any], ...]:
     """The arrays to write for the tensor: one of float32, or quants and scales.
 
@@ -52,7 +62,7 @@ def encode(
         _check_finite(values, plan, source)
         return (values,)
     try:
-        result = quantize(array, plan.spec.encoding, scale_f16, rule, importance)
+        result = quantize(array, plan.spec.encoding, quantizer.scale_f16, quantizer.rule, importance, quantizer.threads)
     except WeightError as error:
         row = _source_row(plan, error.row)
         raise DataError(
