@@ -32,5 +32,7 @@ def open_engine(model: MlbFile, options: EngineOptions, name: str | None = None,
         raise UsageError(f"no engine {chosen!r}; there are {', '.join(ENGINES)}")
     if chosen == "fast" and options.device != "cpu":
         raise UsageError(f"the fast engine runs on the CPU only, not on {options.device}; use --engine reference")
+    if importlib.util.find_spec(ENGINES[chosen]) is None:
+        raise UsageError(f"the {chosen} engine is not part of this installation")
     module = importlib.import_module(ENGINES[chosen])
     return cast(_Opener, module.open_engine)(model, options, progress)

@@ -157,8 +157,9 @@ def open_model(
 ) -> Model:
     """Opens a .mlb to run it on ``device`` with ``engine`` ("fast", "reference"; None: fast on a CPU).
 
-    ``n_ctx``: positions of the context, by default the model's, at most ``default_ctx``. Options that are None have the engine's
-    default. Raises FileError, FormatError, ShapeError (a broken file), UsageError, InputError (impossible options).
+    ``n_ctx``: positions of the context, by default the model's, at most ``default_ctx``. Options that are None have the
+    engine's default. Raises FileError, FormatError, ShapeError (a broken file), UsageError, InputError (impossible
+    options).
     """
     companions = find_companions(path, tokenizer)
     file = open_mlb(path)

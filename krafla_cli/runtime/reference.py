@@ -214,7 +214,7 @@ def _device(name: str) -> torch.device:
     """The torch device called ``name``. Raises UsageError when there is none on this machine."""
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError) as error:
         first_line = str(error).split("\n", 1)[0]
         raise UsageError(f"device {name!r} cannot be used: {first_line}") from error
