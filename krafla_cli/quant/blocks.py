@@ -41,13 +41,24 @@ class WeightError(DataError):
         self.reason = reason
 
 
+def checked(w: Weights) -> Weights:
+    """``w`` in C order, after a look at its type."""
+    if w.dtype not in (np.float16, np.float32, np.uint16):
+        raise TypeError(f"weights must be float32, float16 or bfloat16 bits (uint16), not {w.dtype}")
+    return np.ascontiguousarray(w)
+
+
 def widen(w: Weights) -> Float32:
     """``w`` as float32, exactly: float32 and float16 as they are, uint16 as the bits of bfloat16."""
+    w = checked(w)
     if w.dtype == np.uint16:
         return np.left_shift(w, np.uint32(16), dtype=np.uint32).view(np.float32)
-    if w.dtype not in (np.float16, np.float32):
-        raise TypeError(f"weights must be float32, float16 or bfloat16 bits (uint16), not {w.dtype}")
-    return np.ascontiguousarray(w, dtype=np.float32)
+    return w.astype(np.float32, copy=False)
+
+
+def scale_type(scale_f16: bool) -> type[np.float16] | type[np.float32]:
+    """The type of scales."""
+    return np.float16 if scale_f16 else np.float32
 
 
 def n_blocks(cols: int) -> int:

@@ -18,15 +18,17 @@ def quantize(
     scale_f16: bool = True,
     rule: q4_0.Rule = "fit",
     importance: Float32 | None = None,
+    n_threads: int | None = None,
 ) -> Quantized:
     """Quantizes ``w`` [rows, cols] (float32, float16, or uint16 bits of bfloat16) as ``encoding``, "q8_0" or "q4_0".
 
-    ``rule`` and ``importance`` (float32 [cols]) act on q4_0 only. Calls must not overlap. Raises as
-    :func:`krafla_cli.quant.q8_0.quantize` and :func:`krafla_cli.quant.q4_0.quantize`.
+    ``rule`` and ``importance`` (float32 [cols]) act on q4_0 only. ``n_threads``: None for the physical cores; the
+    result does not depend on it, and calls may overlap. Raises as :func:`krafla_cli.quant.q8_0.quantize` and
+    :func:`krafla_cli.quant.q4_0.quantize`.
     """
     if _known(encoding) == "q8_0":
-        return q8_0.quantize(w, scale_f16)
-    return q4_0.quantize(w, scale_f16, rule, importance)
+        return q8_0.quantize(w, scale_f16, n_threads)
+    return q4_0.quantize(w, scale_f16, rule, importance, n_threads)
 
 
 def dequantize(q: npt.NDArray[Any], d: npt.NDArray[Any], encoding: str, rows: int, cols: int) -> Float32:

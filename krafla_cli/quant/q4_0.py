@@ -11,13 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from krafla_cli.errors import DataError, ShapeError
-from krafla_cli.quant.blocks import BLOCK, Float32, Quantized, Weights, check_blocks, n_blocks, widen
+from krafla_cli.quant.blocks import BLOCK, Float32, Quantized, Weights, check_blocks, checked, n_blocks, scale_type
 
 Rule = Literal["fit", "round"]
 RULES: tuple[Rule, ...] = ("fit", "round")
 
 IMPORTANCE_FLOOR = 0.001
-_NO_IMPORTANCE = np.empty(0, np.float32)
 
 
 def channel_importance(mean_square: npt.NDArray[np.float64]) -> Float32 | None:
@@ -32,31 +31,31 @@ def channel_importance(mean_square: npt.NDArray[np.float64]) -> Float32 | None:
     return np.maximum(mean_square / mean, IMPORTANCE_FLOOR).astype(np.float32)
 
 
-def quantize(w: Weights, scale_f16: bool, rule: Rule = "fit", importance: Float32 | None = None) -> Quantized:
+def quantize(
+    w: Weights, scale_f16: bool, rule: Rule = "fit", importance: Float32 | None = None, n_threads: int | None = None
+) -> Quantized:
     """Quantizes the matrix ``w`` [rows, cols]. ``importance`` float32 [cols], of the input channels, is for "fit".
 
     "fit" keeps the best of 13 least-squares fits per block; "round" is the largest element / -8, as Q4_0-trained
-    checkpoints expect. Raises :class:`~krafla_cli.quant.blocks.WeightError` for a NaN, an infinity, or a scale
+    checkpoints expect. ``n_threads``: None for the physical cores.
+
+    Raises :class:`~krafla_cli.quant.blocks.WeightError` for a NaN, an infinity, or a scale
     above 65504 in f16; ShapeError and DataError for an importance of another length or not >= 0.
     """
-    from krafla_cli.kernels.quantize import quantize_q4_0_fit, quantize_q4_0_round
+    from krafla_cli.kernels.quantize_rows import Q4_0_FIT, Q4_0_ROUND, quantize_rows
 
+    if rule == "round" and importance is not None:
+        raise ValueError("the rule 'round' takes no importance")
     rows, cols = w.shape
     q = np.empty((rows, cols // 2), np.uint8)
-    d = np.empty((rows, n_blocks(cols)), np.float32)
-    bad_block = np.empty(rows, np.int64)
-    if rule == "round":
-        if importance is not None:
-            raise ValueError("the rule 'round' takes no importance")
-        quantize_q4_0_round(widen(w), scale_f16, q, d, bad_block)
-    else:
-        channels = _NO_IMPORTANCE if importance is None else _checked(importance, cols)
-        quantize_q4_0_fit(widen(w), channels, scale_f16, q, d, bad_block)
-    check_blocks(w, bad_block)
-    return Quantized(q, d.astype(np.float16) if scale_f16 else d)
+    d = np.empty((rows, n_blocks(cols)), scale_type(scale_f16))
+    kernel = Q4_0_ROUND if rule == "round" else Q4_0_FIT
+    channels = None if importance is None else _checked_importance(importance, cols)
+    check_blocks(w, quantize_rows(kernel, checked(w), q, d, channels, n_threads))
+    return Quantized(q, d)
 
 
-def _checked(importance: Float32, cols: int) -> Float32:
+def _checked_importance(importance: Float32, cols: int) -> Float32:
     if importance.shape != (cols,):
         raise ShapeError(f"{importance.size} importances for rows of {cols} weights")
     if not (np.isfinite(importance).all() and (importance >= 0).all()):

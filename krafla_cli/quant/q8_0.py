@@ -7,23 +7,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from krafla_cli.quant.blocks import BLOCK, Float32, Quantized, Weights, check_blocks, n_blocks, widen
+from krafla_cli.quant.blocks import BLOCK, Float32, Quantized, Weights, check_blocks, checked, n_blocks, scale_type
 
 
-def quantize(w: Weights, scale_f16: bool) -> Quantized:
+def quantize(w: Weights, scale_f16: bool, n_threads: int | None = None) -> Quantized:
     """Quantizes the matrix ``w`` [rows, cols]; with ``scale_f16`` the quants are taken against the rounded scale.
+
+    ``n_threads``: None for the physical cores.
 
     Raises :class:`~krafla_cli.quant.blocks.WeightError` for a NaN, an infinity, or a scale above 65504 in f16.
     """
-    from krafla_cli.kernels.quantize import quantize_q8_0
+    from krafla_cli.kernels.quantize_rows import Q8_0, quantize_rows
 
     rows, cols = w.shape
     q = np.empty((rows, cols), np.int8)
-    d = np.empty((rows, n_blocks(cols)), np.float32)
-    bad_block = np.empty(rows, np.int64)
-    quantize_q8_0(widen(w), scale_f16, q, d, bad_block)
-    check_blocks(w, bad_block)
-    return Quantized(q, d.astype(np.float16) if scale_f16 else d)
+    d = np.empty((rows, n_blocks(cols)), scale_type(scale_f16))
+    check_blocks(w, quantize_rows(Q8_0, checked(w), q, d, n_threads=n_threads))
+    return Quantized(q, d)
 
 
 def quantize_activations(x: Float32) -> Quantized:
@@ -33,7 +33,7 @@ def quantize_activations(x: Float32) -> Quantized:
     leading axes flattened).
     """
     cols = x.shape[-1]
-    result = quantize(x.reshape(-1, cols), scale_f16=False)
+    result = quantize(x.reshape(-1, cols), scale_f16=False, n_threads=1)
     return Quantized(result.q.reshape(x.shape), result.d.reshape(*x.shape[:-1], cols // BLOCK))
 
 

@@ -1,0 +1,133 @@
+"""The vector operations that only quantizers need; see :mod:`~krafla_cli.kernels.simd`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core.extending import intrinsic
+
+from krafla_cli.kernels.simd import Typed, _cast, _fold
+from krafla_cli.kernels.simd_types import IR_ELEMENTS, Vec, constant, element_pointer, extern, f32x8, i32x8, mask8
+
+_i16x8 = Vec("i16", 8)
+_f64x8 = ir.VectorType(ir.DoubleType(), 8)
+
+
+@intrinsic
+def load_bf16(typingctx: Any, p: Any, i: Any) -> Typed:
+    """8 bfloat16 widened to float32, exactly."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        source = element_pointer(context, builder, sig.args[0], *args)
+        half = builder.load(builder.bitcast(source, _i16x8.ir.as_pointer()))
+        half.align = 1
+        word = builder.shl(builder.zext(half, i32x8.ir), constant(i32x8, 16))
+        return builder.bitcast(word, f32x8.ir)
+
+    return f32x8(p, types.intp), build
+
+
+@intrinsic
+def round_even(typingctx: Any, x: Any) -> Typed:
+    """The nearest integers, ties to even, as float32."""
+    return f32x8(f32x8), lambda c, b, sig, args: b.call(extern(b, "llvm.rint.v8f32", f32x8.ir, f32x8.ir), args)
+
+
+@intrinsic
+def square_root(typingctx: Any, x: Any) -> Typed:
+    return f32x8(f32x8), lambda c, b, sig, args: b.call(extern(b, "llvm.sqrt.v8f32", f32x8.ir, f32x8.ir), args)
+
+
+@intrinsic
+def all_set(typingctx: Any, mask: Any) -> Typed:
+    """Whether the mask is set in all 8 elements."""
+    byte = IR_ELEMENTS["i8"]
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return builder.icmp_unsigned("==", builder.bitcast(args[0], byte), ir.Constant(byte, 255))
+
+    return types.boolean(mask8), build
+
+
+@intrinsic
+def as_f16(typingctx: Any, p: Any) -> Typed:
+    """The same address as a pointer to f16, held as uint16."""
+    return _cast(types.CPointer(types.uint16), p)
+
+
+@intrinsic
+def as_i32(typingctx: Any, p: Any) -> Typed:
+    """The same address as a pointer to int32."""
+    return _cast(types.CPointer(types.int32), p)
+
+
+@intrinsic
+def as_i64(typingctx: Any, p: Any) -> Typed:
+    """The same address as a pointer to int64."""
+    return _cast(types.CPointer(types.int64), p)
+
+
+@intrinsic
+def as_f64(typingctx: Any, p: Any) -> Typed:
+    """The same address as a pointer to float64."""
+    return _cast(types.CPointer(types.float64), p)
+
+
+@intrinsic
+def largest_bits(typingctx: Any, a: Any, b: Any, c: Any, d: Any) -> Typed:
+    """The bits of the largest magnitude in four vectors, as int32; those of a NaN where there is one."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        def larger(x: ir.Value, y: ir.Value) -> ir.Value:
+            return builder.select(builder.icmp_signed(">", x, y), x, y)
+
+        magnitude = constant(i32x8, 0x7FFFFFFF)
+        a, b, c, d = (builder.and_(builder.bitcast(x, i32x8.ir), magnitude) for x in args)
+        return _fold(builder, larger(larger(a, b), larger(c, d)), larger)
+
+    return types.int32(*[f32x8] * 4), build
+
+
+def _f64_at(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+    place = element_pointer(context, builder, sig.args[0], args[0], args[1])
+    return builder.bitcast(place, _f64x8.as_pointer())
+
+
+@intrinsic
+def clear_f64(typingctx: Any, p: Any, i: Any) -> Typed:
+    """Sets the 8 float64 at ``p[i]`` to 0."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        builder.store(ir.Constant(_f64x8, [0.0] * 8), _f64_at(context, builder, sig, args)).align = 1
+        return context.get_dummy_value()
+
+    return types.void(p, types.intp), build
+
+
+@intrinsic
+def add_squares_f64(typingctx: Any, p: Any, i: Any, x: Any) -> Typed:
+    """Adds the squares of 8 float32, as float64, to the 8 float64 at ``p[i]``."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        place = _f64_at(context, builder, sig, args)
+        before = builder.load(place)
+        before.align = 1
+        wide = builder.fpext(args[2], _f64x8)
+        builder.store(builder.fadd(before, builder.fmul(wide, wide)), place).align = 1
+        return context.get_dummy_value()
+
+    return types.void(p, types.intp, f32x8), build
+
+
+@intrinsic
+def sum_f64(typingctx: Any, p: Any, i: Any) -> Typed:
+    """The sum of the 8 float64 at ``p[i]``: ((0+4)+(2+6)) + ((1+5)+(3+7))."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        values = builder.load(_f64_at(context, builder, sig, args))
+        values.align = 1
+        return _fold(builder, values, builder.fadd)
+
+    return types.float64(p, types.intp), build
