@@ -34,5 +34,8 @@ format: $(VENV)/.installed-dev
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
+docs: $(VENV)/.installed-dev
+	$(PYTHON) scripts/docs.py
+
 clean:
 	rm -rf demo-out real-out bench-out build dist *.egg-info
