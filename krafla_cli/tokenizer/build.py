@@ -103,5 +103,6 @@ def _add_tokens(tokenizer: Tokenizer, contents: list[str]) -> None:
 
 
 def _bos_first(mlt: Mlt) -> processors.TemplateProcessing:
-    # The name is private to the template, so that nothing in a token's text can be taken for its syntax.
-    return processors.TemplateProcessing(single="bos $A", pair="bos $A bos:1 $B:1", special_tokens=[("bos", mlt.bos)])
+    # The name "bos" is the template's own, so that nothing in the token's text can be taken for its syntax.
+    bos = {"id": "bos", "ids": [mlt.bos], "tokens": [spelling(mlt.tokens[mlt.bos], mlt.kind)]}
+    return processors.TemplateProcessing(single="bos $A", pair="bos $A bos:1 $B:1", special_tokens=[bos])

@@ -5,6 +5,7 @@ Everything is made from what is written here, so it is the same on every machine
 
 from __future__ import annotations
 
+import functools
 import random
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -78,16 +79,23 @@ def blanks() -> Iterator[str]:
             yield from (run, f"a{run}b", f"{run}1", f".{run}")
 
 
-def code_points(step: int, per_block: int, rng: random.Random) -> Iterator[str]:
-    """For each block of ``step`` code points, up to ``per_block`` of its characters in a few surroundings."""
-    for start in range(0, 0x110000, step):
-        block = [c for c in range(start, start + step) if not 0xD800 <= c < 0xE000]
-        named = [c for c in block if unicodedata.category(chr(c)) != "Cn"]
-        # Blocks without any assigned character are all alike: a few of them are enough.
-        if not named and start % (64 * step):
-            continue
-        for code in rng.sample(named or block, min(per_block, len(named or block))):
-            char = chr(code)
+# Where Unicode has characters; of private and unassigned ranges, which are all alike, one block each.
+_RANGES = ((0, 0xD800), (0xE000, 0x34000), (0x40000, 0x40080), (0xE0000, 0xE0200), (0xF0000, 0xF0080))
+_BLOCK = 128
+
+
+@functools.cache
+def blocks() -> tuple[tuple[str, ...], ...]:
+    """The characters of each block of 128 code points: those with a name, or all where none has one."""
+    starts = [s for low, high in _RANGES for s in range(low, high, _BLOCK)]
+    chars = [[chr(c) for c in range(start, start + _BLOCK)] for start in starts]
+    return tuple(tuple(c for c in block if unicodedata.category(c) != "Cn") or tuple(block) for block in chars)
+
+
+def code_points(per_block: int, rng: random.Random) -> Iterator[str]:
+    """Up to ``per_block`` characters of each block in a few surroundings."""
+    for block in blocks():
+        for char in rng.sample(block, min(per_block, len(block))):
             yield from (char, f"a{char}b {char}{char}1")
 
 
@@ -122,7 +130,7 @@ def lines(mlt: Mlt, n_lines: int = 2500) -> list[str]:
     added = [t.data.decode("utf-8") for t in mlt.tokens if t.attr == ATTR_ADDED]
     some_added = added[:: max(1, len(added) * 8 // n_lines)]
     out = ["", *SENTENCES, *(f" {s}" for s in SENTENCES), *FRAGMENTS, *blanks(), *around(some_added)]
-    out += code_points(128, max(1, n_lines // 2500), rng)
+    out += code_points(max(1, n_lines // 5000), rng)
     out += pieces(mlt, n_lines // 10)
     n_mixed = max(n_lines - len(out), n_lines // 4)
     out += mixtures(n_mixed, rng, some_added[:20])
