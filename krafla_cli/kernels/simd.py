@@ -286,6 +286,34 @@ def max_f32(typingctx: Any, x: Any) -> Typed:
 
 
 @intrinsic
+def largest_magnitude(typingctx: Any, a: Any, b: Any, c: Any, d: Any) -> Typed:
+    """The largest |x| of 32 values; infinity or NaN when one is, which their order as integers sees to."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        def larger(x: ir.Value, y: ir.Value) -> ir.Value:
+            return builder.select(builder.icmp_signed(">", x, y), x, y)
+
+        no_sign = constant(i32x8, 0x7FFFFFFF)
+        sizes = [builder.and_(builder.bitcast(v, i32x8.ir), no_sign) for v in args]
+        both = larger(larger(sizes[0], sizes[1]), larger(sizes[2], sizes[3]))
+        return builder.bitcast(_fold(builder, both, larger), IR_ELEMENTS["f32"])
+
+    return types.float32(*[f32x8] * 4), build
+
+
+@intrinsic
+def lane_numbers(typingctx: Any) -> Typed:
+    """0 to 7 as float32."""
+    return f32x8(), lambda c, b, sig, args: constant(f32x8, [float(i) for i in range(8)])
+
+
+@intrinsic
+def sum_i32(typingctx: Any, x: Any) -> Typed:
+    """The sum of 8 int32."""
+    return types.int32(i32x8), lambda c, b, sig, args: _fold(b, args[0], b.add)
+
+
+@intrinsic
 def transpose_f32(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Typed:
     """8 vectors as the rows of a matrix, to the 8 columns: a tuple of vectors."""
 

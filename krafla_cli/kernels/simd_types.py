@@ -103,6 +103,7 @@ _INT_OPS = {
     operator.lshift: "shl",
     operator.rshift: "ashr",
 }
+_NUMBERS = {"f32": types.float32, "i8": types.int8, "i16": types.int16, "i32": types.int32}
 _COMPARISONS = {operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "=="}
 
 
@@ -117,9 +118,8 @@ def _operand_type(a: Any, b: Any) -> Vec | None:
 
 def _operands(context: Any, builder: ir.IRBuilder, vec: Vec, sig: Any, args: Any) -> list[ir.Value]:
     """The two arguments as vectors; a number is converted to the element type and spread."""
-    scalar = types.float32 if vec.is_float else getattr(types, f"int{vec.element[1:]}")
     return [
-        arg if isinstance(t, Vec) else spread(builder, context.cast(builder, arg, t, scalar), vec)
+        arg if isinstance(t, Vec) else spread(builder, context.cast(builder, arg, t, _NUMBERS[vec.element]), vec)
         for t, arg in zip(sig.args, args, strict=True)
     ]
 
