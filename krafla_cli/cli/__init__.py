@@ -19,6 +19,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("eval", "Perplexity, and divergence from a baseline"),
     "inspect": ("inspect", "Show what is in a file"),
     "validate": ("validate", "Check files; exit code 1 if any is bad"),
+    "pack-embed": ("pack_embed", "Trained student -> LEMB embedding model"),
+    "embed": ("embed", "Embed texts with a LEMB model"),
+    "fingerprint": ("fingerprint", "Mark customers' copies of a LEMB model, and find whose one is"),
 }
 
 

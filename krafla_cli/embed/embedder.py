@@ -42,16 +42,20 @@ class Embedder:
             raise InputError(f"dims {dims} is not one of this model's: {', '.join(map(str, self.dims))}")
         return dims
 
-    def embed(self, texts: Sequence[str], dims: int | None = None, progress: Progress = SILENT) -> Float32:
+    def embed(
+        self, texts: Sequence[str], dims: int | None = None, progress: Progress = SILENT, first_number: int = 1
+    ) -> Float32:
         """The embeddings of ``texts``: float32 [len(texts), dims], rows of length 1.
 
-        An empty text has the embedding of [CLS] [SEP]. Raises InputError (dims, a text that is not valid Unicode),
-        DataError (a vector that is not finite, or a text without a token that is not padding).
+        An empty text has the embedding of [CLS] [SEP]. ``first_number`` is the first text's, for errors. Raises
+        InputError (dims, a text that is not valid Unicode), DataError (a vector that is not finite, or a text without
+        a token that is not padding).
         """
         width = self.check_dims(dims)
         ids = [np.array(i, np.int64) for i in self.text_encoder.active_ids(texts)]
         if not all(map(len, ids)):
-            raise DataError(f"text {[len(i) for i in ids].index(0) + 1} has no tokens other than padding")
+            number = first_number + [len(i) for i in ids].index(0)
+            raise DataError(f"text {number} has no tokens other than padding")
         out = np.empty((len(texts), width), np.float32)
         batches = list(batches_of([len(i) for i in ids], BATCH_TOKENS))
 
@@ -65,15 +69,14 @@ class Embedder:
         else:
             with ThreadPoolExecutor(self.threads) as pool:
                 list(pool.map(run, batches))
-        self._check_finite(out)
+        _check_finite(out, first_number)
         return out
 
-    def _check_finite(self, out: Float32) -> None:
-        finite = np.isfinite(out).all(axis=1)
-        if not finite.all():
-            raise DataError(
-                f"text {int(np.argmin(finite)) + 1}: its embedding is not finite; the weights are too large"
-            )
+
+def _check_finite(out: Float32, first_number: int) -> None:
+    finite = np.isfinite(out).all(axis=1)
+    if not finite.all():
+        raise DataError(f"text {int(np.argmin(finite)) + 1}: its embedding is not finite; the weights are too large")
 
 
 def batches_of(lengths: Sequence[int], n_tokens: int) -> Iterator[list[int]]:

@@ -81,10 +81,10 @@ def pack(source: Path, options: PackOptions, progress: Progress = SILENT) -> Pac
         raise FormatError("metadata: must be a JSON object in UTF-8")
     student = read_student(source)
     vocabulary = read_vocabulary(student.folder, progress)
-    if len(vocabulary.tokens) != student.header.vocab_size:
+    n_tokens, n_rows = len(vocabulary.tokens), student.header.vocab_size
+    if n_tokens != n_rows:
         raise ShapeError(
-            f"{vocabulary.source}: {len(vocabulary.tokens)} tokens, the student has {student.header.vocab_size} "
-            "embedding rows"
+            f"{printable(str(vocabulary.path))}: {n_tokens} tokens, the student has {n_rows} embedding rows"
         )
     header = _header(student, vocabulary, options, progress)
     weights = dict(student.weights)
@@ -93,7 +93,9 @@ def pack(source: Path, options: PackOptions, progress: Progress = SILENT) -> Pac
     rows = _quantized_rows(weights["embedding.weight"], options.embedding_quant)
     arrays = _arrays(header, weights, rows)
     model = LembModel(header, vocabulary.tokens, vocabulary.config, arrays, options.metadata)
-    return Packed(model, student.files, *_errors(weights["embedding.weight"], rows, options.embedding_quant))
+    return Packed(
+        model, (*student.files, vocabulary.path), *_errors(weights["embedding.weight"], rows, options.embedding_quant)
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -43,6 +43,16 @@ def read_registry(path: Path, progress: Progress = SILENT) -> dict[int, License]
     return _parse(data, printable(str(path)))
 
 
+def key_of_license(path: Path, license_id: int, progress: Progress = SILENT) -> bytes:
+    """The key of one license. Raises as :func:`read_registry`, and DataError when the license is not there."""
+    found = read_registry(path, progress).get(license_id)
+    if found is None:
+        raise DataError(
+            f"{printable(str(path))}: has no license {license_id}; `mlb fingerprint new-key` makes a key for it"
+        )
+    return found.key
+
+
 def add_license(path: Path, license_id: int, customer: str) -> License:
     """Makes a key for a new license and appends its line; the registry is created if need be, with mode 600.
 

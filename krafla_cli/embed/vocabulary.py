@@ -25,13 +25,13 @@ _MAX_VOCAB_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens in id order, the format's tokenizer section, and the two flags (None where the source does not say)."""
+    """Tokens in id order, the format's tokenizer section, the two flags (None where ``path`` does not say)."""
 
     tokens: tuple[str, ...]
     config: TokenizerConfig
     lower_case: bool | None
     strip_accents: bool | None
-    source: str
+    path: Path
 
 
 def read_vocabulary(folder: Path, progress: Progress) -> Vocabulary:
@@ -61,7 +61,7 @@ def _from_vocab_txt(path: Path, progress: Progress) -> Vocabulary:
     config = TokenizerConfig(**_special_ids(ids, settings, name, progress))
     lower_case = _flag(settings, "do_lower_case", name)
     strip_accents = _flag(settings, "strip_accents", name)
-    return Vocabulary(tokens, config, lower_case, lower_case if strip_accents is None else strip_accents, name)
+    return Vocabulary(tokens, config, lower_case, lower_case if strip_accents is None else strip_accents, path)
 
 
 def _lines(path: Path, name: str) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ def _from_tokenizer_json(source: Source, progress: Progress) -> Vocabulary:
     _check_template(source, ids, config)
     _check_added_tokens(source, ids, config, progress)
     tokens = tuple(sorted(ids, key=ids.__getitem__))
-    return Vocabulary(tokens, config, lower_case, strip_accents, source.name)
+    return Vocabulary(tokens, config, lower_case, strip_accents, source.path)
 
 
 def _part(document: Mapping[str, Any], key: str) -> dict[str, Any]:

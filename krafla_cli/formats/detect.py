@@ -33,6 +33,7 @@ FORMATS = (
     Format("mlb", b"MLB1", ".mlb model", "mlb_file"),
     Format("mlt", b"MLT1", ".mlt tokenizer", "mlt"),
     Format("mli", b"MLI1", "MLI1 importance matrix", "mli"),
+    Format("lemb", b"LEMB", "LEMB embedding model", "lemb"),
 )
 
 

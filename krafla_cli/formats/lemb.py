@@ -27,7 +27,6 @@ from krafla_cli.formats.lemb_check import (
     hashes,
     parse_metadata,
     read_table,
-    start_fault,
 )
 from krafla_cli.formats.lemb_layout import (
     ALIGNMENT,
@@ -45,7 +44,7 @@ from krafla_cli.formats.lemb_layout import (
     TokenizerConfig,
     section_tensors,
 )
-from krafla_cli.formats.text import printable, printable_bytes
+from krafla_cli.formats.text import printable
 from krafla_cli.formats.writer import AlignedWriter
 
 Array = npt.NDArray[Any]
@@ -208,41 +207,33 @@ def _table_bytes(lengths: Mapping[int, int]) -> bytes:
 def describe(path: Path_) -> dict[str, Any]:
     """What a file says of itself, ready for JSON: header, sections, metadata (as it is: not safe to print), hash.
 
-    A file with faults is described as far as its header and section table can be read; ``valid`` tells. Raises
-    FileError, or FormatError (no LEMB header or no section table).
+    Raises FileError, FormatError or ShapeError: a file that is not valid is not described.
     """
     data = map_file(path)
     report = Report(str(path), "lemb")
-    start = start_fault(data)
-    if start is not None:
-        raise fault_error(report.path, start)
-    table = read_table(data, report)
-    if table is None:
-        report.raise_first()
-    report = Report(str(path), "lemb")
-    check(data, report)
-    stored, computed = hashes(data)
+    sections = check(data, report)
+    report.raise_first()
+    metadata = sections.get(METADATA)
     return {
         "format": "lemb",
         "n_bytes": len(data),
-        "valid": report.valid,
         "header": _describe_header(Header.from_bytes(data)),
-        "sections": [_describe_section(s, data) for s in table or ()],
-        "metadata": _describe_metadata(table or [], data),
-        "sha256": {"stored": stored, "matches": stored == computed},
+        "sections": [_describe_section(s) for s in read_table(data, report) or ()],
+        "metadata": parse_metadata(bytes(data[metadata.offset : metadata.end])) if metadata else None,
+        "sha256": hashes(data)[0],
     }
 
 
 def _describe_header(header: Header) -> dict[str, Any]:
     return {
         "format_version": header.format_version,
-        "model_id": printable_bytes(header.model_id.rstrip(b"\0")),
+        "model_id": header.name,
         "model_version": header.version,
         "license_id": header.license_id,
         "has_fingerprint": header.has_fingerprint,
         "kind": "transformer" if header.n_layers else "static",
-        "embedding_quant": _name_of(header.embedding_quant, "embedding_encoding", header),
-        "weight_quant": _name_of(header.weight_quant, "weight_encoding", header) if header.n_layers else None,
+        "embedding_quant": header.embedding_encoding,
+        "weight_quant": header.weight_encoding if header.n_layers else None,
         "vocab_size": header.vocab_size,
         "d_model": header.d_model,
         "n_layers": header.n_layers,
@@ -256,27 +247,5 @@ def _describe_header(header: Header) -> dict[str, Any]:
     }
 
 
-def _name_of(number: int, attribute: str, header: Header) -> str:
-    """The name of an encoding, "9 (unknown)" where the number has none."""
-    try:
-        return str(getattr(header, attribute))
-    except IndexError:
-        return f"{number} (unknown)"
-
-
-def _describe_section(section: Section, data: memoryview) -> dict[str, Any]:
-    share = section.length / len(data)
-    return {
-        "type": section.type,
-        "name": section.name,
-        "offset": section.offset,
-        "length": section.length,
-        "share": round(share, 4),
-    }
-
-
-def _describe_metadata(table: list[Section], data: memoryview) -> dict[str, Any] | None:
-    section = next((s for s in table if s.type == METADATA), None)
-    if section is None:
-        return None
-    return parse_metadata(bytes(data[section.offset : section.end]))
+def _describe_section(section: Section) -> dict[str, Any]:
+    return {"type": section.type, "name": section.name, "offset": section.offset, "length": section.length}

@@ -20,7 +20,7 @@ from krafla_cli.report.tables import pairs, table
 Document = dict[str, Any]
 
 # kind -> module with describe(path, ctx, with_tensors) -> Document
-_DESCRIBERS = {"mlb": "krafla_cli.report.mlb", "mlt": "krafla_cli.report.mlt", "mli": "krafla_cli.report.mli"}
+_DESCRIBERS = {kind: f"krafla_cli.report.{kind}" for kind in ("mlb", "mlt", "mli", "lemb")}
 
 
 def describe(path: str | os.PathLike[str], ctx: int | None = None, with_tensors: bool = False) -> Document:

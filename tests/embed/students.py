@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from krafla_cli.formats import lemb
 from krafla_cli.formats.lemb_codes import pack_int4, pack_ternary
@@ -79,6 +86,38 @@ def random_model(header: Header, seed: int = 0, metadata: bytes | None = None) -
     arrays = {s.name: np.asarray(_random_array(rng, s.name, s.encoding, s.shape)) for s in tensors(header)}
     vocab = VOCAB if header.vocab_size == len(VOCAB) else tuple(f"t{i}" for i in range(header.vocab_size))
     return lemb.LembModel(header, vocab, TOKENIZER, arrays, metadata)
+
+
+def config_of(header: Header) -> dict[str, Any]:
+    names = ("vocab_size", "d_model", "n_layers", "n_heads", "ffn_dim", "output_dim", "max_seq_len")
+    return {**{n: getattr(header, n) for n in names}, "matryoshka_dims": list(header.dims[:-1])}
+
+
+def random_weights(header: Header, seed: int = 0) -> dict[str, Any]:
+    """float32 weights of a student, by this format's names."""
+    rng = np.random.default_rng(seed)
+    plain = replace(header, embedding_quant=0, weight_quant=0)
+    return {s.name: _random_array(rng, s.name, "fp32", s.shape) for s in tensors(plain) if not s.ignored}
+
+
+def bert_tokenizer(vocab: Sequence[str], lowercase: bool = False) -> Tokenizer:
+    tokenizer = Tokenizer(WordPiece({t: i for i, t in enumerate(vocab)}, unk_token="[UNK]"))
+    tokenizer.normalizer = BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    tokenizer.add_special_tokens([t for t in SPECIAL if t in vocab])
+    return tokenizer
+
+
+def write_student(
+    folder: Path, header: Header | None = None, seed: int = 0, vocab: Sequence[str] = VOCAB, **weights: Any
+) -> Path:
+    """A checkpoint folder: config.json, model.safetensors, tokenizer.json. ``weights`` replaces or adds tensors."""
+    header = header or header_of()
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config_of(header)))
+    save_file({**random_weights(header, seed), **weights}, folder / "model.safetensors")
+    bert_tokenizer(vocab).save(str(folder / "tokenizer.json"))
+    return folder
 
 
 @dataclass
