@@ -14,10 +14,12 @@ from krafla_cli.cli.common import (
     json_option,
     print_json,
     threads_option,
+    verbosity,
 )
 
 if TYPE_CHECKING:
     from krafla_cli.convert.pipeline import Result
+    from krafla_cli.formats.mlb import TensorSpec
 
 
 @click.command("convert")
@@ -79,7 +81,14 @@ def command(
         wtype, scales, q4_rule, _q8_mask(q8_classes), max_seq, str(imatrix) if imatrix is not None else None
     )
     result = convert(
-        src, output, options=options, threads=threads, force=force, dry_run=dry_run, progress=TerminalProgress()
+        src,
+        output,
+        options=options,
+        threads=threads,
+        force=force,
+        dry_run=dry_run,
+        measure=as_json or verbosity().verbose,
+        progress=TerminalProgress(),
     )
     if as_json:
         print_json(_document(result, dry_run))
@@ -121,15 +130,32 @@ def _document(result: Result, dry_run: bool) -> dict[str, Any]:
         "tokenizer": result.tokenizer.suffix.lstrip(".") if result.tokenizer else None,
         "tokenizer_reason": result.tokenizer.reason if result.tokenizer else None,
         "remarks": result.plan.remarks,
+        "tensors": [_tensor(result, plan.spec) for plan in result.plan.tensors],
         "header": header_summary(result.plan.header),
         "sha256": result.sha256,
         "seconds": result.seconds,
+        "fsync_seconds": result.fsync_seconds,
+    }
+
+
+def _tensor(result: Result, spec: TensorSpec) -> dict[str, Any]:
+    """One tensor: its type, bits per weight, and error (None where it is exact, or nothing was written)."""
+    return {
+        "name": spec.name,
+        "encoding": spec.encoding,
+        "shape": list(spec.shape),
+        "bits_per_weight": 8 * spec.total_bytes / spec.n_weights,
+        "relative_error": result.errors.get(spec.name),
     }
 
 
 def _print(result: Result, dry_run: bool) -> None:
     from krafla_cli.formats.text import human_bytes, printable
+    from krafla_cli.report.tables import table
 
+    if verbosity().verbose:
+        rows = [list(_tensor(result, plan.spec).values()) for plan in result.plan.tensors]
+        click.echo("\n".join(table(("tensor", "type", "shape", "bits per weight", "relative error"), rows)))
     size, bits = human_bytes(result.n_bytes), result.bits_per_weight
     verb = "would write" if dry_run else "wrote"
     click.echo(

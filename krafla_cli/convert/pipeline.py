@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,9 @@ from krafla_cli.convert import companions
 from krafla_cli.convert.config import ModelConfig, read_config, refuse_quantized
 from krafla_cli.convert.families import family_of
 from krafla_cli.convert.importance import Importance
-from krafla_cli.convert.plan import Options, Plan, make_plan
+from krafla_cli.convert.plan import Options, Plan, TensorPlan, make_plan
 from krafla_cli.convert.sources import Source, open_folder
-from krafla_cli.convert.tensors import Quantizer, encode
+from krafla_cli.convert.tensors import Arrays, Quantizer, encode, relative_error
 from krafla_cli.convert.tokenizer_files import TokenizerFile, convert_folder_tokenizer
 from krafla_cli.errors import FileError, UsageError
 from krafla_cli.formats import mli
@@ -29,11 +31,16 @@ from krafla_cli.progress import SILENT, Progress
 from krafla_cli.quant.q4_0 import Rule
 
 TOOL = "krafla-cli"
+_MAX_PENDING = 2  # tensors that wait to be written: bounds the memory
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a conversion wrote, or with ``dry_run`` would write."""
+    """What a conversion wrote, or with ``dry_run`` would write.
+
+    ``errors``: with ``measure``, the relative error of each quantized tensor by name (root of the summed squared error
+    over the summed squares). ``seconds`` counts everything, ``fsync_seconds`` the wait for the disk at the end of it.
+    """
 
     output: Path
     sidecars: tuple[Path, ...]
@@ -44,6 +51,8 @@ class Result:
     tokenizer: TokenizerFile | None
     sha256: str | None
     seconds: float
+    fsync_seconds: float
+    errors: Mapping[str, float]
 
     @property
     def n_weights(self) -> int:
@@ -64,13 +73,14 @@ def convert(
     threads: int | None = None,
     force: bool = False,
     dry_run: bool = False,
+    measure: bool = False,
     progress: Progress = SILENT,
 ) -> Result:
     """Converts the Hugging Face folder ``src`` to the model ``out`` and its sidecars.
 
     Without ``out``: <name of src>-<wtype>.mlb in the current folder. All files appear complete or not at all, the .mlb
-    last. ``threads``: of the quantizers (None: the physical cores). Raises FileError, FormatError, ShapeError,
-    UnsupportedError, DataError or UsageError; see ``errors.py``.
+    last. ``threads``: of the quantizers (None: the physical cores). ``measure``: find the error of each matrix. Raises
+    FileError, FormatError, ShapeError, UnsupportedError, DataError or UsageError; see ``errors.py``.
     """
     started = time.perf_counter()
     options = options or Options()
@@ -94,8 +104,9 @@ def convert(
         title = printable(options.imatrix)
         importance = Importance(mli.read(options.imatrix), plan.header, title, progress)
     tokenizer = convert_folder_tokenizer(folder, plan.header.vocab, progress)
-    job = _Job(folder, config, source, plan, options, output, tokenizer, importance, threads, progress)
-    return job.result(None, started) if dry_run else job.result(job.write(), started)
+    job = _Job(folder, config, source, plan, options, output, tokenizer, importance, threads, measure, progress)
+    sha256, fsync_seconds = (None, 0.0) if dry_run else job.write()
+    return job.result(sha256, fsync_seconds, started)
 
 
 def _check_options(options: Options) -> None:
@@ -131,7 +142,9 @@ class _Job:
     tokenizer: TokenizerFile | None
     importance: Importance | None
     threads: int | None
+    measure: bool
     progress: Progress
+    errors: dict[str, float] = field(default_factory=dict)
 
     @property
     def rule(self) -> Rule:
@@ -139,8 +152,11 @@ class _Job:
         rule = "fit" if self.importance else self.options.q4_rule or self.plan.family.q4_rule
         return "round" if rule == "round" else "fit"
 
-    def write(self) -> str:
-        """Writes all files under temporary names, then renames them: sidecars first, the model last."""
+    def write(self) -> tuple[str, float]:
+        """Writes all files under temporary names, then renames them: sidecars first, the model last.
+
+        Returns the model's SHA-256, and the seconds that the disk took to have it.
+        """
         with contextlib.ExitStack() as stack:
             model = _open_output(self.output, stack)
             sha256 = self._write_model(model)
@@ -148,27 +164,43 @@ class _Job:
             if self.tokenizer is not None:
                 path = self.output.with_suffix(self.tokenizer.suffix)
                 sidecars.append(_write_small(path, self.tokenizer.data, stack))
+            started = time.perf_counter()
             model.close()
+            fsync_seconds = time.perf_counter() - started
             for sidecar in sidecars:
                 sidecar.commit()
             model.commit()
-        return sha256
+        return sha256, fsync_seconds
 
     def _write_model(self, output: Output) -> str:
-        header = self.plan.header
+        self.progress.start("converting", sum(t.spec.total_bytes for t in self.plan.tensors), "B")
         try:
-            writer = MlbWriter(output.file, header)
-            self.progress.start("converting", sum(t.spec.total_bytes for t in self.plan.tensors), "B")
-            quantizer = Quantizer(bool(header.scale_f16), self.rule, self.threads)
-            for tensor in self.plan.tensors:
-                importance = self.importance.of(tensor.spec) if self.importance else None
-                writer.write(tensor.spec.name, *encode(tensor, self.source, quantizer, importance))
-                self.progress.advance(tensor.spec.total_bytes)
+            writer = MlbWriter(output.file, self.plan.header)
+            # One thread writes and hashes a tensor while the quantizer's threads make the next one.
+            with ThreadPoolExecutor(1) as writing:
+                pending: deque[Future[None]] = deque()
+                for tensor in self.plan.tensors:
+                    pending.append(writing.submit(writer.write, tensor.spec.name, *self._encode(tensor)))
+                    self.source.release(tensor.source)
+                    if len(pending) > _MAX_PENDING:
+                        pending.popleft().result()
+                    self.progress.advance(tensor.spec.total_bytes)
+                for write in pending:
+                    write.result()
             return writer.finish()
         except OSError as error:
             raise FileError(f"cannot write {printable(str(self.output))}: {error.strerror}") from error
         finally:
             self.progress.finish()
+
+    def _encode(self, tensor: TensorPlan) -> Arrays:
+        """The arrays of one tensor; with ``measure``, its error is remembered."""
+        quantizer = Quantizer(bool(self.plan.header.scale_f16), self.rule, self.threads)
+        importance = self.importance.of(tensor.spec) if self.importance else None
+        arrays = encode(tensor, self.source, quantizer, importance)
+        if self.measure and tensor.spec.is_quantized:
+            self.errors[tensor.spec.name] = relative_error(tensor, self.source, arrays)
+        return arrays
 
     def _write_sidecar(self, stack: contextlib.ExitStack, sha256: str) -> Output:
         found = companions.read_companions(self.folder)
@@ -193,15 +225,25 @@ class _Job:
             "config": dict(self.config.raw),
         }
 
-    def result(self, sha256: str | None, started: float) -> Result:
+    def result(self, sha256: str | None, fsync_seconds: float, started: float) -> Result:
+        """The result of the job that began at ``started``."""
         last = self.plan.tensors[-1].spec
         sidecars = [sidecar_path(self.output)]
         if self.tokenizer is not None:
             sidecars.append(self.output.with_suffix(self.tokenizer.suffix))
         n_bytes = -(-last.end // 64) * 64
-        seconds = time.perf_counter() - started
         return Result(
-            self.output, tuple(sidecars), self.plan, self.options, self.rule, n_bytes, self.tokenizer, sha256, seconds
+            output=self.output,
+            sidecars=tuple(sidecars),
+            plan=self.plan,
+            options=self.options,
+            q4_rule=self.rule,
+            n_bytes=n_bytes,
+            tokenizer=self.tokenizer,
+            sha256=sha256,
+            seconds=time.perf_counter() - started,
+            fsync_seconds=fsync_seconds,
+            errors=self.errors,
         )
 
 

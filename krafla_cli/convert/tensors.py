@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,12 @@ from krafla_cli.errors import DataError
 from krafla_cli.formats.mlb import TensorSpec
 from krafla_cli.formats.text import printable
 from krafla_cli.quant.blocks import WeightError, widen
-from krafla_cli.quant.matrix import quantize
+from krafla_cli.quant.matrix import dequantize, quantize
 from krafla_cli.quant.q4_0 import Rule
 
 Float32s = npt.NDArray[np.float32]
+Arrays: TypeAlias = tuple[npt.NDArray[Any], ...]
+_CHUNK_WEIGHTS = 1 << 18  # of the error's sums: fits the cache
 
 
 def load(plan: TensorPlan, source: Source) -> npt.NDArray[Any]:
@@ -49,9 +51,7 @@ class Quantizer:
     threads: int | None = None
 
 
-def encode(
-    plan: TensorPlan, source: Source, quantizer: Quantizer, importance: Float32s | None = None
-) -> tuple[npt.NDArray[Any], ...]:
+def encode(plan: TensorPlan, source: Source, quantizer: Quantizer, importance: Float32s | None = None) -> Arrays:
     """The arrays to write for the tensor: one of float32, or quants and scales.
 
     Raises DataError naming the checkpoint's tensor, row and column: a NaN, an infinity, a scale beyond f16.
@@ -81,3 +81,18 @@ def _check_finite(values: Float32s, plan: TensorPlan, source: Source) -> None:
 
 def _source_row(plan: TensorPlan, row: int) -> int:
     return row if plan.rows is None else int(plan.rows[row])
+
+
+def relative_error(plan: TensorPlan, source: Source, arrays: Arrays) -> float:
+    """Root of the summed squared error of a quantized tensor over the summed squares of its weights."""
+    q, d = arrays
+    w = load(plan, source)
+    error = total = 0.0
+    step = max(1, _CHUNK_WEIGHTS // w.shape[1])
+    for start in range(0, len(w), step):
+        rows = slice(start, start + step)
+        exact = widen(w[rows])
+        difference = exact - dequantize(q[rows], d[rows], plan.spec.encoding, *exact.shape)
+        error += float(np.vdot(difference, difference))
+        total += float(np.vdot(exact, exact))
+    return float((error / total) ** 0.5) if total else 0.0

@@ -42,6 +42,17 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
             raise FileError(f"cannot map {printable(str(path))}: {os_reason(error)}") from error
 
 
+def release_pages(data: memoryview, start: int, n_bytes: int) -> None:
+    """Lets the system take back the memory of a stretch of a mapped file that is done with; reading it again works."""
+    mapped = data.obj
+    if not isinstance(mapped, mmap.mmap) or not hasattr(mapped, "madvise"):
+        return
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    n_whole = (start + n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if n_whole > 0:
+        mapped.madvise(mmap.MADV_DONTNEED, first, n_whole)
+
+
 class Cursor:
     """A position in a buffer that never reads past its end.
 

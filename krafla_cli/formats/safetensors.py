@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from krafla_cli.errors import FormatError
-from krafla_cli.formats.cursor import map_file
+from krafla_cli.formats.cursor import map_file, release_pages
 from krafla_cli.formats.json_file import parse_json
 from krafla_cli.formats.text import printable
 
@@ -59,6 +59,11 @@ class SafetensorsFile:
         if info.dtype not in _NUMPY:
             raise FormatError(f"{printable(self.path)}: {printable(name)}: data type {info.dtype} holds no weights")
         return np.frombuffer(self.data, _NUMPY[info.dtype], math.prod(info.shape), info.offset).reshape(info.shape)
+
+    def release(self, name: str) -> None:
+        """Gives back the memory that the tensor's pages take up."""
+        info = self.tensors[name]
+        release_pages(self.data, info.offset, info.n_bytes)
 
 
 def _read_header(data: memoryview, name: str) -> dict[str, TensorInfo]:

@@ -28,6 +28,9 @@ class Source(ABC):
     def array(self, name: str) -> npt.NDArray[Any]:
         """The tensor's values: float32, float16, or uint16 holding the bits of bfloat16; zero copy where possible."""
 
+    def release(self, name: str) -> None:  # noqa: B027 - a source that holds no memory has nothing to give back
+        """The tensor will not be needed soon: its memory may be given back."""
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of one tensor. Raises FormatError that names it when it is missing."""
         shape = self.shapes().get(name)

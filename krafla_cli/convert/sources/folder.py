@@ -101,3 +101,6 @@ class SafetensorsSource(Source):
                 f"{printable(self._files[name].path)}: {printable(name)} is {dtype}; weights must be F32, F16 or BF16"
             )
         return self._files[name].array(name)
+
+    def release(self, name: str) -> None:
+        self._files[name].release(name)
