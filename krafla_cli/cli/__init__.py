@@ -114,7 +114,9 @@ def run(args: list[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    one_line = " ".join(message.split())
+    from krafla_cli.formats.text import printable
+
+    one_line = printable(" ".join(message.split()), max_chars=4000)
     click.echo(f"mlb: error: {one_line}", err=True)
     return code
 
