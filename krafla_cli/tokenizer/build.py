@@ -44,8 +44,8 @@ def _vocabulary(mlt: Mlt, name: str) -> dict[str, int]:
         piece = spelling(token, mlt.kind)
         if vocab.setdefault(piece, i) != i:
             raise UnsupportedError(
-                f"{printable(name)}: tokens {vocab[piece]} and {i} are both {printable(piece, 40)!r}, "
-                "so text that holds it has two encodings"
+                f"{printable(name)}: tokens {vocab[piece]} and {i} are both spelled {printable(piece, 40)!r} "
+                "in the tokenizers library, which encodes text here"
             )
     return vocab
 

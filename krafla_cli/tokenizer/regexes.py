@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import string
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 _MAX_PATTERN = 2000
 _MAX_WORDS = 64
@@ -278,12 +278,28 @@ def _short_tail(branch: Branch) -> Branch:
     return branch
 
 
+def _is_group(atom: CharSet | Words | LookAhead | tuple[Branch, ...]) -> TypeGuard[tuple[Branch, ...]]:
+    return type(atom) is tuple
+
+
+def _opened(branches: tuple[Branch, ...]) -> list[Branch]:
+    """The branches, with a branch that is nothing but a group replaced by the group's own branches."""
+    out: list[Branch] = []
+    for branch in branches:
+        first = branch[0] if len(branch) == 1 else None
+        if first is not None and (first.least, first.most) == (1, 1) and _is_group(first.atom):
+            out += _opened(first.atom)
+        else:
+            out.append(branch)
+    return out
+
+
 def _unwrapped(branch: Branch) -> Branch:
     """Groups of a single branch that are not repeated, opened."""
     out: list[Item] = []
     for item in branch:
         atom = item.atom
-        if isinstance(atom, tuple) and not isinstance(atom, (CharSet, Words, LookAhead)) and len(atom) == 1:
+        if _is_group(atom) and len(atom) == 1:
             if (item.least, item.most) == (1, 1):
                 out += _unwrapped(atom[0])
                 continue
@@ -332,7 +348,7 @@ def canonical(pattern: str) -> tuple[Branch, ...]:
     branches = parser.alternation(ignore_case=False)
     if parser.at != len(pattern):
         raise NotUnderstoodError(f"')' at {parser.at}")
-    return tuple(_blank_tail(_merge_words([_canonical_branch(b) for b in branches])))
+    return tuple(_blank_tail(_merge_words([_canonical_branch(b) for b in _opened(branches)])))
 
 
 def same_meaning(pattern: str, known: str) -> bool:

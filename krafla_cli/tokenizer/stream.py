@@ -120,7 +120,7 @@ class StopText:
     """Ends a text at the first of ``stops``, wherever token borders lie; text that may begin one is held back.
 
     After each ``push``, ``found`` is the stop text that was met (None before); nothing is returned from then on.
-    Of stops that end at the same place the one that starts first counts.
+    The stop that ends first counts, of those that end together the longest, so that pieces make no difference.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -133,9 +133,9 @@ class StopText:
         if self.found is not None:
             return ""
         self._held += text
-        first = min(((self._held.find(s), -len(s), s) for s in self._stops if s in self._held), default=None)
-        if first is not None:
-            at, _, self.found = first
+        ends = [(self._held.find(s) + len(s), self._held.find(s), s) for s in self._stops if s in self._held]
+        if ends:
+            _, at, self.found = min(ends)
             shown_text, self._held = self._held[:at], ""
             return shown_text
         return self._release(self._n_beginning())

@@ -83,7 +83,12 @@ def test_a_good_file_has_no_faults(file) -> None:
         (12, struct.pack("<I", 2**32 - 1), "n_vocab", "must be between 1 and 16777216, is 4294967295"),
         (12, struct.pack("<I", 2**24), "n_vocab", "16777216 tokens need at least 83886080 bytes, the file has 44"),
         (16, struct.pack("<I", 2), "n_merges", "2 merges need 24 bytes, the file has 12 left"),
-        (16, struct.pack("<I", 2**32 - 1), "n_merges", "4294967295 merges need 51539607540 bytes, the file has 12 left"),
+        (
+            16,
+            struct.pack("<I", 2**32 - 1),
+            "n_merges",
+            "4294967295 merges need 51539607540 bytes, the file has 12 left",
+        ),
         (16, struct.pack("<I", 0), "end of file", "12 bytes follow the last merge"),
         (20, struct.pack("<i", 5), "bos", "must be -1 or a token id below n_vocab, is 5"),
         (20, struct.pack("<i", -2), "bos", "must be -1 or a token id below n_vocab, is -2"),
@@ -131,7 +136,9 @@ def test_all_faults_are_listed(file) -> None:
     data = packed([(9, b"a"), (1, b""), (0, b"c")], [(0, 7, 1), (0, 2, 1)], kind=5, bos=77, eos=78, flags=256)
     wheres = [f.where for f in mlt.validate(file(data)).faults]
     assert wheres == ["kind", "bos", "eos", "flags", "token 0", "token 1", "merge 0", "merge 1"]
-    with pytest.raises(FormatError, match=r"kind at offset 8: must be 1 or 2, is 5 \(7 more: `mlb validate` lists them\)"):
+    with pytest.raises(
+        FormatError, match=r"kind at offset 8: must be 1 or 2, is 5 \(7 more: `mlb validate` lists them\)"
+    ):
         mlt.read(file(data))
 
 

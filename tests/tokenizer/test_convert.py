@@ -160,7 +160,10 @@ def test_ids_anywhere_with_holes(tmp_path: Path, toy: Toy) -> None:
     assert [converted.tokens[i] for i in names.values()] == [Token(1, n.encode()) for n in names]
     assert (converted.bos, converted.eos, converted.flags) == (3, names["<end>"], F.GPT2_REGEX)
     built = load(tmp_path, converted)
-    assert built.encode("a<pad>b<end>").ids == Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("a<pad>b<end>").ids
+    assert (
+        built.encode("a<pad>b<end>").ids
+        == Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("a<pad>b<end>").ids
+    )
 
 
 def test_the_longest_added_token_wins(tmp_path: Path, toy: Toy) -> None:
@@ -218,7 +221,11 @@ def test_bos_and_eos_come_from_the_files_beside(tmp_path: Path, toy: Toy) -> Non
         ("mistral3", {"pre_tokenizer": toys.metaspace("first", True)}, "split=True"),
         ("llama2", {"normalizer": toys.normalizers(toys.PREPEND, toys.SPACES, toys.NFC)}, "normalizer: Prepend("),
         ("llama2", {"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer: Whitespace()"),
-        ("llama2", {"post_processor": toys.template("<s>", after=("</s>",), ids={"<s>": 1, "</s>": 2})}, "'</s>' after"),
+        (
+            "llama2",
+            {"post_processor": toys.template("<s>", after=("</s>",), ids={"<s>": 1, "</s>": 2})},
+            "'</s>' after",
+        ),
         ("llama2", {"post_processor": toys.template("<s>", "</s>", ids={"<s>": 1, "</s>": 2})}, "adds 2 tokens before"),
         ("llama2", {"post_processor": toys.template("<s>", ids={"<s>": 99999})}, "token 99999, which does not exist"),
         (
@@ -228,7 +235,9 @@ def test_bos_and_eos_come_from_the_files_beside(tmp_path: Path, toy: Toy) -> Non
         ),
     ],
 )
-def test_what_mlt_cannot_express_is_refused_by_name(tmp_path: Path, toy: Toy, name: str, change: Json, message: str) -> None:
+def test_what_mlt_cannot_express_is_refused_by_name(
+    tmp_path: Path, toy: Toy, name: str, change: Json, message: str
+) -> None:
     assert message in refusal(tmp_path, toy(name) | change)
 
 
