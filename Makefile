@@ -5,7 +5,7 @@ MLB    := $(VENV)/bin/mlb
 BASE_PYTHON ?= python3
 PIP_INSTALL := $(PYTHON) -m pip install --quiet --disable-pip-version-check -c scripts/constraints.txt
 
-.PHONY: demo test test-slow lint format bench docs clean
+.PHONY: demo real test test-slow lint format bench docs clean
 
 $(VENV)/.installed: pyproject.toml scripts/constraints.txt
 	test -x $(PYTHON) || $(BASE_PYTHON) -m venv $(VENV)
@@ -18,6 +18,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	MLB=$(MLB) bash scripts/demo.sh
+
+real: $(VENV)/.installed-dev
+	MLB=$(MLB) PYTHON=$(PYTHON) bash scripts/real.sh
 
 test: $(VENV)/.installed-dev
 	$(PYTHON) -m pytest -q
