@@ -1,7 +1,7 @@
 """Attention over the cache in chunks of 256 fixed positions, with a softmax that merges chunks in ascending order.
 
-A row is one query head of one position. For a row and a chunk, attention gives three parts: the largest score m, the sum
-l of exp(score - m), and the sum o of exp(score - m) · value. Parts of ascending chunks are merged in one way
+A row is one query head of one position. For a row and a chunk, attention gives a part of three: the largest score m,
+the sum l of exp(score - m), and the sum o of exp(score - m) · value. Parts of ascending chunks are merged in one way
 only, so that a row's result depends neither on the other rows of its step nor on which thread did which chunk.
 
 Rows of one KV head go together (8, or 2 where few are left), so that a key or value is read once for all of them.
@@ -213,7 +213,15 @@ def _write_row(a: Operands, kv_head: int, row: int, total: Pointer) -> None:
 
 @inline
 def _attend_rows(
-    a: Operands, step: Operands, kv_head: int, chunk: int, first: int, n: int, scores: Pointer, parts: Pointer, load: Any
+    a: Operands,
+    step: Operands,
+    kv_head: int,
+    chunk: int,
+    first: int,
+    n: int,
+    scores: Pointer,
+    parts: Pointer,
+    load: Any,
 ) -> None:
     """Parts of rows ``first`` to first + n of a KV head for one chunk."""
     group = _group(a)

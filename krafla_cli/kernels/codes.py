@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from krafla_cli.kernels.inline import inline
@@ -52,7 +54,7 @@ def quantize_block(values: Pointer, i: int, a: Operands, block: int, step: Opera
 
 
 @inline
-def _levels(x: F32x8, inverse: float) -> I32x8:
+def _levels(x: F32x8, inverse: Any) -> I32x8:
     """trunc(x · inverse + copysign(0.5, x)), limited to ±127."""
     level = x * spread_f32(inverse) + copysign(spread_f32(0.5), x)
     return truncate(maximum(minimum(level, spread_f32(127.0)), spread_f32(-127.0)))

@@ -1,7 +1,7 @@
 """Linear attention: the gated delta rule, recurrent over positions, parallel over channels and heads.
 
-Source: the .mlb specification, "Linear attention"; the numbers of its steps are in the comments. The state of a layer is
-``recent`` float32 [lin_conv - 1, channels], the last inputs of the convolution, oldest first, and ``memory`` float32
+Source: the .mlb specification, "Linear attention"; the numbers of its steps are in the comments. The state of a layer
+is ``recent`` float32 [lin_conv - 1, channels], the last inputs of the convolution, oldest first, and ``memory`` float32
 [V, dv / 8, dk, 8] with dv rounded up to a multiple of 8.
 """
 

@@ -12,5 +12,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 def inline(function: F) -> F:
     """``function`` for use in kernels; numba finds its types from each call."""
-    compiled: F = numba.njit(error_model="numpy", forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    compiled: F = numba.njit(error_model="numpy", forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(
+        function
+    )
     return compiled

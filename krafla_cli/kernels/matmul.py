@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from krafla_cli.kernels.inline import inline
-from krafla_cli.kernels.rows import LANES, PAD_BYTES, add_block, row_pointers, spread_scales, store_rows
+from krafla_cli.kernels.operations import LANES, PAD_BYTES, TILE_BYTES
+from krafla_cli.kernels.rows import add_block, row_pointers, spread_scales, store_rows
 from krafla_cli.kernels.simd import (
     advance,
     as_f32,
@@ -40,15 +41,15 @@ from krafla_cli.kernels.simd import (
 from krafla_cli.kernels.simd_types import F32x8, I16x16, I32x8, Operands, Pointer
 from krafla_cli.kernels.threads import next_unit
 
-TILE_BLOCKS = 32  # blocks of columns unpacked at a time: 16 KB
 _BLOCK_BYTES = 512  # of an unpacked block: 8 groups of 4 columns x two vectors
 _GROUPS = 8
+_TILE_BLOCKS = TILE_BYTES // _BLOCK_BYTES
 
 
 def matmul_q4_0(a: Operands, step: Operands, me: Operands) -> None:
     """Operation MATMUL["q4_0"]."""
     tile = advance(me.scratch, PAD_BYTES)
-    scales = as_f32(advance(tile, TILE_BLOCKS * _BLOCK_BYTES))
+    scales = as_f32(advance(tile, TILE_BYTES))
     sums = advance(scales, 2 * LANES * max(a.n_blocks, LANES))
     n_tiles = (a.n_rows + 2 * LANES - 1) // (2 * LANES)
     unit = next_unit(me, 1)
@@ -56,8 +57,8 @@ def matmul_q4_0(a: Operands, step: Operands, me: Operands) -> None:
         row = unit * 2 * LANES
         spread_scales(a, row, me.scratch, scales, 2 * LANES)
         spread_scales(a, row + LANES, me.scratch, advance(scales, LANES), 2 * LANES)
-        for first in range(0, a.n_blocks, TILE_BLOCKS):
-            end = min(first + TILE_BLOCKS, a.n_blocks)
+        for first in range(0, a.n_blocks, _TILE_BLOCKS):
+            end = min(first + _TILE_BLOCKS, a.n_blocks)
             _unpack_q4_0(a, row, first, end, tile)
             _unpack_q4_0(a, row + LANES, first, end, advance(tile, 32))
             for position in range(0, step.n_tokens, 4):
@@ -73,15 +74,15 @@ def matmul_q4_0(a: Operands, step: Operands, me: Operands) -> None:
 def matmul_q8_0(a: Operands, step: Operands, me: Operands) -> None:
     """Operation MATMUL["q8_0"]."""
     tile = advance(me.scratch, PAD_BYTES)
-    scales = as_f32(advance(tile, TILE_BLOCKS * _BLOCK_BYTES))
+    scales = as_f32(advance(tile, TILE_BYTES))
     sums = advance(scales, LANES * max(a.n_blocks, LANES))
     n_tiles = (a.n_rows + LANES - 1) // LANES
     unit = next_unit(me, 1)
     while unit < n_tiles:
         row = unit * LANES
         spread_scales(a, row, me.scratch, scales, LANES)
-        for first in range(0, a.n_blocks, TILE_BLOCKS):
-            end = min(first + TILE_BLOCKS, a.n_blocks)
+        for first in range(0, a.n_blocks, _TILE_BLOCKS):
+            end = min(first + _TILE_BLOCKS, a.n_blocks)
             _unpack_q8_0(a, row, first, end, tile)
             for position in range(0, step.n_tokens, 4):
                 _run_tile_q8_0(a, position, first, end, tile, scales, advance(sums, position * LANES))
@@ -152,8 +153,10 @@ def _store_q8_0(tile: Pointer, o: int, weights: Any) -> None:
 
 @inline
 def _block_products(tile: Pointer, x: tuple[Pointer, ...], low: Any, high: Any) -> Any:
-    """An unpacked block times 32 codes of four positions: 8 running sums, of the first vector (from ``low``, one start a
-    position) and of the second (from ``high``)."""
+    """An unpacked block times 32 codes of four positions: 8 running sums.
+
+    Four of the first vector, from the four starts ``low``, then four of the second, from ``high``.
+    """
     l0, l1, l2, l3 = low
     h0, h1, h2, h3 = high
     for g in range(_GROUPS):

@@ -6,10 +6,13 @@ prefetched across page boundaries, which the processor does not do by itself.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from krafla_cli.kernels.inline import inline
-from krafla_cli.kernels.rows import LANES, PAD_BYTES, add_block, row_pointers, spread_scales, store_rows
+from krafla_cli.kernels.operations import LANES, PAD_BYTES
+from krafla_cli.kernels.rows import add_block, row_pointers, spread_scales, store_rows
 from krafla_cli.kernels.simd import (
     absolute_i8,
     advance,
@@ -47,7 +50,7 @@ def matvec_q8_0(a: Operands, step: Operands, me: Operands) -> None:
 
 
 @inline
-def _matvec(a: Operands, me: Operands, total_of_rows: object) -> None:
+def _matvec(a: Operands, me: Operands, total_of_rows: Any) -> None:
     scales = as_f32(advance(me.scratch, PAD_BYTES))
     n_tiles = (a.n_rows + LANES - 1) // LANES
     n_taken = max(1, _UNIT_WEIGHTS // (LANES * 32 * a.n_blocks))

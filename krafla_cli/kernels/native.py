@@ -1,8 +1,8 @@
 """Kernels as native functions: compiled by numba once, kept as object code in a cache folder, loaded without numba.
 
 A :class:`Native` names a plain Python function of a kernel module and the types of its parameters. Its machine code is
-compiled when it is first asked for, and stored in the user's cache folder under a key made of everything that it depends
-on: the kernels' sources, the versions of numba and llvmlite, the CPU and its features, and the lowering. Later
+compiled when it is first asked for, and stored in the user's cache folder under a key made of everything that it
+depends on: the kernels' sources, the versions of numba and llvmlite, the CPU and its features, and the lowering. Later
 processes load the object code through LLVM in milliseconds and never import numba. Calls go through ctypes, which lets
 other Python threads run meanwhile.
 """
@@ -103,7 +103,9 @@ def _read_cached(native: Native) -> bytes | None:
     try:
         with native.cache_file.open("rb") as f:
             status = os.fstat(f.fileno())
-            if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            if hasattr(os, "getuid") and (
+                status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            ):
                 return None
             data = f.read()
     except OSError:
@@ -200,5 +202,7 @@ def _load(native: Native) -> int:
 
 @cache
 def _callable(native: Native) -> Any:
-    params = [_CTYPES.get(p, ctypes.c_void_p) if isinstance(p, str) else ctypes.c_void_p for p in native.params]
+    params: list[Any] = [
+        _CTYPES.get(p, ctypes.c_void_p) if isinstance(p, str) else ctypes.c_void_p for p in native.params
+    ]
     return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *params)(native.address)

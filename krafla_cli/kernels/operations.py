@@ -1,9 +1,9 @@
 """The operations that kernels offer to programs, with their operands. No numba here: this is what callers import.
 
-Shapes are those of one step: T = step.n_tokens positions. Codes of T inputs of ``n_cols`` channels are three arrays, made
-by the activation quantizer: ``x`` int8 [T, n_cols], ``dx`` float32 [T, n_cols / 32] (scale of each block of 32) and
-``sx`` int16 [T, n_cols / 32] (-4 times the sum of each block's codes). Arrays that a matrix-matrix product reads are padded
-to a multiple of 4 positions.
+Shapes are those of one step: T = step.n_tokens positions. Codes of T inputs of ``n_cols`` channels are three arrays,
+made by the activation quantizer: ``x`` int8 [T, n_cols], ``dx`` float32 [T, n_cols / 32] (scale of each block of 32)
+and ``sx`` int16 [T, n_cols / 32] (-4 times the sum of each block's codes). Arrays that a matrix-matrix product reads
+are padded to a multiple of 4 positions.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from krafla_cli.kernels.structs import struct
 from krafla_cli.kernels.team import operation
 
 BLOCK = 32
-POSITIONS_PER_TILE = 4
+LANES = 8
+POSITIONS_PER_TILE = 4  # positions that a matrix-matrix product runs together
+TILE_BYTES = 1 << 14  # of a matrix, unpacked
+PAD_BYTES = 256  # at the start of a thread's scratch memory: 8 short rows of scales, or 8 results
+CHUNK = 256  # positions of attention that belong together
 
-# W [n_rows, n_blocks x 32] times the codes: y float32 [T, n_rows] is set, or added to where ``add`` is 1. ``q`` and ``d`` are
-# quants and scales as they lie in the file, scales f16 or f32.
+# W [n_rows, n_blocks x 32] times the codes: y float32 [T, n_rows] is set, or added to where ``add`` is 1. ``q``, ``d``
+# are the quants and scales as they lie in the file, scales f16 or f32.
 MATRIX = struct(
     "MATRIX",
     q="i8*",
@@ -42,9 +46,7 @@ MATMUL = {
 _CODES = {"codes": "i8*", "dx": "f32*", "sx": "i16*", "place": "i64"}
 
 # Rows of the embedding table for step.ids, times ``scale``: x float32 [T, n_cols].
-EMBED = struct(
-    "EMBED", q="u8*", d="u8*", is_f16="i64", is_q4="i64", n_cols="i64", scale="f64", x="f32*"
-)
+EMBED = struct("EMBED", q="u8*", d="u8*", is_f16="i64", is_q4="i64", n_cols="i64", scale="f64", x="f32*")
 EMBED_ROWS = operation("embed", "embed_rows", EMBED)
 
 # RMSNorm of x [T, n_cols] times ``weight``: out [T, n_cols] and its codes.
@@ -67,9 +69,9 @@ GATE_QUANTIZE = operation("activations", "gate_quantize", GATED)
 CAP = struct("CAP", x="f32*", n_cols="i64", cap="f64")
 SOFT_CAP = operation("activations", "soft_cap_all", CAP)
 
-# Queries [T, n_heads, head_dim] in place, keys and values [T, n_kv_heads, head_dim] into the cache of ``n_ctx`` positions
-# (f16 where ``is_f16`` is 1): bias, norm of each query and key head, RoPE on the first ``rot_dim`` dimensions (0: none) by
-# the tables cos and sin [n_ctx, rot_dim / 2]. The layout of the cache is in heads.py.
+# Queries [T, n_heads, head_dim] in place, keys and values [T, n_kv_heads, head_dim] into the cache of ``n_ctx``
+# positions (f16 where ``is_f16`` is 1): bias, norm of each query and key head, RoPE on the first ``rot_dim`` dimensions
+# (0: none) by the tables cos and sin [n_ctx, rot_dim / 2]. The layout of the cache is in heads.py.
 HEADS = struct(
     "HEADS",
     q="f32*",
@@ -97,9 +99,8 @@ HEADS = struct(
 PREPARE_HEADS = operation("heads", "prepare_heads", HEADS)
 
 # Attention of queries q [T, n_heads, head_dim] over the cache: out [T, n_heads, head_dim]. ``window`` as in the header;
-# ``item_bytes`` 2 or 4, the cache's. For one position, ATTEND leaves the parts of each chunk in ``parts`` [chunks, n_heads,
-# 8 + head_dim padded to 8], and MERGE_CHUNKS puts them together: the same bits as for many positions.
-CHUNK = 256
+# ``item_bytes`` 2 or 4, the cache's. For one position, ATTEND leaves the parts of each chunk in ``parts`` [chunks,
+# n_heads, 8 + head_dim padded to 8], and MERGE_CHUNKS puts them together: the same bits as for many positions.
 ATTENTION = struct(
     "ATTENTION",
     q="f32*",
@@ -119,10 +120,8 @@ ATTENTION = struct(
 ATTEND = {kv: operation("attention", f"attend_{kv}", ATTENTION) for kv in ("f16", "f32")}
 MERGE_CHUNKS = operation("attention", "merge_chunks", ATTENTION)
 
-# Linear attention, step by step as the specification numbers it. Channels are queries, keys and values: [T, n_channels].
-CONVOLUTION = struct(
-    "CONVOLUTION", x="f32*", out="f32*", taps="f32*", recent="f32*", n_channels="i64", n_taps="i64"
-)
+# Linear attention, step by step as the specification numbers it. Channels are queries, keys, values: [T, n_channels].
+CONVOLUTION = struct("CONVOLUTION", x="f32*", out="f32*", taps="f32*", recent="f32*", n_channels="i64", n_taps="i64")
 CONVOLVE = operation("delta", "convolve", CONVOLUTION)
 # beta and decay [T, n_v_heads] hold b and a before; the heads of x are normalized in place.
 KEYS = struct(
@@ -156,3 +155,12 @@ DELTA_RULE = operation("delta", "delta_rule", DELTA)
 # x [T, n_v_heads, v_dim], normalized per head, times ``weight`` and silu(z), in place.
 GATED_HEADS = struct("GATED_HEADS", x="f32*", z="f32*", weight="f32*", n_v_heads="i64", v_dim="i64", eps="f64")
 NORM_GATE_HEADS = operation("delta", "norm_gate_heads", GATED_HEADS)
+
+
+def scratch_bytes(n_cols: int, n_positions: int, head_dim: int) -> int:
+    """Scratch memory that each thread needs for matrices of up to ``n_cols`` columns, positions and heads as given."""
+    scales = 2 * LANES * 4 * max(n_cols // BLOCK, LANES)
+    sums = 2 * LANES * 4 * (n_positions + POSITIONS_PER_TILE)
+    head = head_dim + LANES
+    attention = 4 * (LANES * CHUNK + 2 * LANES * (head + LANES))
+    return max(PAD_BYTES + TILE_BYTES + scales + sums, attention, 8 * head)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from krafla_cli.kernels.inline import inline
+from krafla_cli.kernels.operations import LANES
 from krafla_cli.kernels.simd import (
     advance,
     as_f16,
@@ -25,10 +26,6 @@ from krafla_cli.kernels.simd import (
     transpose_f32,
 )
 from krafla_cli.kernels.simd_types import F32x8, I32x8, Operands, Pointer
-
-LANES = 8
-# Bytes at the start of a thread's scratch memory for 8 short rows of scales, or 8 results.
-PAD_BYTES = 256
 
 
 @inline

@@ -565,7 +565,9 @@ def _narrow_f16(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     small = b.bitcast(b.fadd(b.bitcast(size, f32x8.ir), constant(f32x8, 0.5)), i32x8.ir)
     small = b.sub(small, constant(i32x8, 0x3F000000))
     odd = b.and_(b.lshr(size, constant(i32x8, 13)), constant(i32x8, 1))
-    normal = b.lshr(b.add(b.add(b.sub(size, constant(i32x8, 112 << 23)), constant(i32x8, 0xFFF)), odd), constant(i32x8, 13))
+    normal = b.lshr(
+        b.add(b.add(b.sub(size, constant(i32x8, 112 << 23)), constant(i32x8, 0xFFF)), odd), constant(i32x8, 13)
+    )
     out = b.select(b.icmp_signed("<", size, constant(i32x8, 113 << 23)), small, normal)
     out = b.select(b.icmp_signed(">=", size, constant(i32x8, 143 << 23)), constant(i32x8, 0x7C00), out)
     out = b.select(b.icmp_signed(">", size, constant(i32x8, 0x7F800000)), constant(i32x8, 0x7E00), out)

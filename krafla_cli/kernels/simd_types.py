@@ -1,8 +1,8 @@
 """Values of LLVM vector type inside numba kernels, typed pointers, and structs of :mod:`~krafla_cli.kernels.structs`.
 
 A :class:`Vec` is a numba type whose data model is an LLVM vector, so that numba keeps it in a register. Vectors of one
-type add, subtract, multiply, divide, and combine by & | ^ << >>; a number on either side of an f32 vector is spread over
-its elements. Comparisons give masks. The operations are in :mod:`~krafla_cli.kernels.simd`.
+type add, subtract, multiply, divide, and combine by & | ^ << >>; a number on either side of a vector is spread over its
+elements. Comparisons give masks. The operations are in :mod:`~krafla_cli.kernels.simd`.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class _StructAttributes(AttributeTemplate):  # type: ignore[misc]
         return None if code is None else numba_type(code)
 
 
-@lower_getattr_generic(StructPointer)  # type: ignore[untyped-decorator]
+@lower_getattr_generic(StructPointer)
 def _read_field(context: Any, builder: ir.IRBuilder, pointer: StructPointer, value: ir.Value, attr: str) -> ir.Value:
     code = dict(pointer.layout.fields)[attr]
     index = ir.Constant(IR_ELEMENTS["i64"], pointer.layout.index(attr))

@@ -1,7 +1,7 @@
 """A team of threads that runs programs: lists of operations, each done by all threads together.
 
-An operation is a native function of three structs: its operands, the step (what changes from call to call: the number of
-positions, ...) and the member (which thread this is, its counter of work taken and its scratch memory). Threads take
+An operation is a native function of three structs: its operands, the step (what changes from call to call: the number
+of positions, ...) and the member (which thread this is, its counter of work taken and its scratch memory). Threads take
 pieces of an operation's work from the counter; an operation's result does not depend on who took what. Between calls
 the threads sleep; inside one they wait for each other spinning, and no Python runs.
 """
@@ -23,7 +23,7 @@ from krafla_cli.kernels.structs import Struct, Words, address, struct
 # number it cannot represent.
 STEP = struct("STEP", n_tokens="i64", position="i64", ids="i64*", fault="i64*")
 MEMBER = struct("MEMBER", counter="i64*", thread="i64", n_threads="i64", scratch="u8*")
-_RUN = Native("threads", "run_program", ("i64*", "i64", "i64", "i64", "i64*", "i64", "i64*", "i64"))
+RUN = Native("threads", "run_program", ("i64*", "i64", "i64", "i64", "i64*", "i64", "i64*", "i64"))
 _ALIGNMENT = 64
 
 
@@ -79,7 +79,7 @@ class Team:
     def run_member(self, thread: int, program: Program, step: Words, first: int, last: int) -> None:
         """The part of thread ``thread``; returns when all are done."""
         table, counters = program.table, address(program.counters)
-        _RUN(table, first, last, address(step), self._members[thread], counters, self._arrived, self.n_threads)
+        RUN(table, first, last, address(step), self._members[thread], counters, self._arrived, self.n_threads)
 
     def _start_workers(self) -> None:
         # Threads do not survive a fork.
@@ -125,7 +125,7 @@ def _core_of(cpu: int) -> str:
         return str(cpu)
 
 
-def aligned_zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:  # type: ignore[type-arg]
+def aligned_zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
     """Zeros whose first element is at a multiple of 64 bytes."""
     n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.zeros(n_bytes + _ALIGNMENT, np.uint8)

@@ -77,7 +77,9 @@ def call_operation(typingctx: Any, function: Any, operands: Any, step: Any, memb
         pointer = IR_ELEMENTS["i8"].as_pointer()
         kind = ir.FunctionType(I32, [pointer] * 5)
         function = builder.inttoptr(args[0], kind.as_pointer())
-        result = builder.bitcast(cgutils.alloca_once(builder, pointer), pointer)  # an empty result is stored, and ignored
+        result = builder.bitcast(
+            cgutils.alloca_once(builder, pointer), pointer
+        )  # an empty result is stored, and ignored
         operands, step = (builder.inttoptr(a, pointer) for a in args[1:3])
         builder.call(function, [result, result, operands, step, builder.bitcast(args[3], pointer)])
         return context.get_dummy_value()
