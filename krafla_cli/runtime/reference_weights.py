@@ -45,7 +45,7 @@ class FloatMatrix:
     """Dequantized weights, times float32 inputs."""
 
     def __init__(self, weights: Float32s, device: torch.device) -> None:
-        self.weights = torch.from_numpy(weights).to(device)
+        self.weights = torch.tensor(weights, device=device)
 
     def product(self, x: Inputs) -> Tensor:
         if isinstance(x, Codes):
