@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from typing import cast
 
@@ -17,9 +16,10 @@ ENGINES = {"fast": "krafla_cli.runtime.fast", "reference": "krafla_cli.runtime.r
 _Opener = Callable[[MlbFile, EngineOptions, Progress], Engine]
 
 
-def default_engine(device: str) -> str:
-    """fast on a CPU, else reference, which runs on any device that torch has."""
-    return "fast" if device == "cpu" and importlib.util.find_spec(ENGINES["fast"]) else "reference"
+def default_engine(options: EngineOptions) -> str:
+    """fast on a CPU with quantized activations, else reference, which runs on any device that torch has."""
+    is_fast = options.device == "cpu" and options.activations != "f32"
+    return "fast" if is_fast else "reference"
 
 
 def open_engine(model: MlbFile, options: EngineOptions, name: str | None = None, progress: Progress = SILENT) -> Engine:
@@ -27,12 +27,10 @@ def open_engine(model: MlbFile, options: EngineOptions, name: str | None = None,
 
     Raises UsageError (an engine or option that does not exist), InputError (more context than the model allows).
     """
-    chosen = name or default_engine(options.device)
+    chosen = name or default_engine(options)
     if chosen not in ENGINES:
         raise UsageError(f"no engine {chosen!r}; there are {', '.join(ENGINES)}")
     if chosen == "fast" and options.device != "cpu":
         raise UsageError(f"the fast engine runs on the CPU only, not on {options.device}; use --engine reference")
-    if importlib.util.find_spec(ENGINES[chosen]) is None:
-        raise UsageError(f"the {chosen} engine is not part of this installation")
     module = importlib.import_module(ENGINES[chosen])
     return cast(_Opener, module.open_engine)(model, options, progress)
