@@ -10,7 +10,7 @@ import click
 from krafla_cli.cli.common import TerminalProgress, common_options, json_option, note, print_json, threads_option
 
 if TYPE_CHECKING:
-    from krafla_cli.embed.fingerprint import Detection, Score
+    from krafla_cli.embed.fingerprint import Detection
 
 _REGISTRY = click.option(
     "--registry", required=True, type=click.Path(path_type=Path), help="JSON lines with the licenses' secret keys."
@@ -57,7 +57,8 @@ def detect(suspect: Path, reference: Path, registry: Path, threads: int | None, 
     """Find out whose fingerprint a model has, if any; exit code 0 either way.
 
     A score is the distance between the suspect's embeddings of fixed texts and the reference's, rotated for a license:
-    0 is equal, 1.4 unrelated. A match must be near and far ahead of the next license.
+    0 is equal, 1.4 unrelated; the margin is to the next best score. Evidence is in standard deviations of what a
+    license without a part in the suspect gives; a match has 6 or more.
     """
     from krafla_cli.embed.threads import limit_library_threads
 
@@ -82,30 +83,30 @@ def _document(found: Detection) -> dict[str, Any]:
     return {
         "match": {"license_id": match.license_id, "customer": match.customer} if match else None,
         "margin": found.margin,
-        "unmarked_score": found.unmarked.total,
+        "unmarked_score": found.unmarked,
         "procrustes_score": found.procrustes,
         "n_probes": found.n_probes,
         "scores": [
-            {"license_id": s.license.license_id, "score": s.total, "block_scores": list(s.blocks)}
+            {
+                "license_id": s.license.license_id,
+                "score": s.total,
+                "block_scores": list(s.blocks),
+                "evidence": s.evidence,
+            }
             for s in found.scores
-            if s.license
         ],
     }
 
 
 def _lines(found: Detection) -> list[str]:
-    lines = []
-    if found.match is not None and found.margin is not None:
-        lines.append(f"match: {_name(found.scores[0])}, score {found.scores[0].total:.4f}, margin {found.margin:.4f}")
-    else:
-        lines.append("no match")
-        if found.scores:
-            lines.append(f"  nearest: {_name(found.scores[0])}, score {found.scores[0].total:.4f}")
-    lines.append(f"  without a rotation: score {found.unmarked.total:.4f}; with the best one: {found.procrustes:.4f}")
-    return lines
-
-
-def _name(score: Score) -> str:
     from krafla_cli.formats.text import printable
 
-    return f"license {score.license.license_id} ({printable(score.license.customer)})" if score.license else "none"
+    lines = [] if found.match else ["no match"]
+    if found.scores:
+        best, margin = found.scores[0], found.margin or 0.0
+        lines.append(
+            f"{'match' if found.match else 'nearest'}: license {best.license.license_id} "
+            f"({printable(best.license.customer)}), score {best.total:.4f}, margin {margin:+.4f}, "
+            f"evidence {best.evidence:.1f}"
+        )
+    return [*lines, f"score without a rotation {found.unmarked:.4f}, with the best one {found.procrustes:.4f}"]
