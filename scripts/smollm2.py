@@ -29,7 +29,7 @@ from krafla_cli.rope import rotate_half_order
 
 GGUF_NAME = "model.gguf"
 CONTROL, USER_DEFINED = 3, 4  # token types of GGUF
-EVAL_CHARS = 110_000
+EVAL_CHARS = 90_000
 CALIBRATION_CHARS = 60_000
 
 # GGUF name -> Hugging Face name; {i} is the layer.
@@ -166,7 +166,8 @@ def check(folder: Path, gguf_path: Path) -> None:
     """Compares the folder with what transformers loads from the GGUF file; ends the process on a difference."""
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()
+    logging: Any = transformers.utils.logging
+    logging.disable_progress_bar()
     arguments: dict[str, Any] = {"gguf_file": gguf_path.name}
     ours = safetensors.numpy.load_file(folder / "model.safetensors")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(gguf_path.parent, **arguments).state_dict()
