@@ -94,7 +94,7 @@ def convert(
     output = Path(out) if out is not None else Path(f"{folder.resolve().name}-{options.wtype}.mlb")
     if not dry_run:
         for target in (output, *_sidecar_paths(output)):
-            check_target(target, force, inputs=(folder / "config.json", folder / "tokenizer.json"))
+            check_target(target, force, inputs=tuple(folder.iterdir()))
     source = open_folder(folder)
     plan = make_plan(family, config, fields, source, options)
     for remark in plan.remarks:
@@ -165,7 +165,7 @@ class _Job:
                 path = self.output.with_suffix(self.tokenizer.suffix)
                 sidecars.append(_write_small(path, self.tokenizer.data, stack))
             started = time.perf_counter()
-            model.close()
+            model.sync()
             fsync_seconds = time.perf_counter() - started
             for sidecar in sidecars:
                 sidecar.commit()
@@ -275,5 +275,5 @@ def _write_small(path: Path, data: bytes, stack: contextlib.ExitStack) -> Output
         output.file.write(data)
     except OSError as error:
         raise FileError(f"cannot write {printable(str(path))}: {error.strerror}") from error
-    output.close()
+    output.sync()
     return output

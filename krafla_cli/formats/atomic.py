@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -36,46 +38,72 @@ def check_target(target: Path, force: bool = False, inputs: tuple[Path, ...] = (
 
 
 class Output:
-    """A temporary file beside ``target``: write to ``file``, then ``commit()``; ``discard()`` removes it."""
+    """A temporary file beside ``target``: write to ``file``, then ``commit()``; ``discard()`` removes it.
+
+    The file is locked while it is written. One that lies there without a lock was left by a process that was killed;
+    the next output to the same target removes it.
+    """
 
     def __init__(self, target: Path) -> None:
+        """Raises FileError when the folder cannot be written to."""
         # A link is followed, so that its target is replaced and the link stays.
         self.target = Path(os.path.realpath(target))
+        self._synced = False
         try:
-            fd, name = tempfile.mkstemp(prefix=f"{_TEMP_PREFIX}{self.target.name[:100]}-", dir=self.target.parent)
+            self._remove_leftovers()
+            fd, self.temp = self._create()
         except OSError as error:
             raise FileError(f"cannot write {printable(str(target))}: {os_reason(error)}") from error
-        self.temp = Path(name)
         self.file: BinaryIO = os.fdopen(fd, "wb", buffering=1 << 20)
-        self._adopt_mode()
 
-    def _adopt_mode(self) -> None:
-        """mkstemp makes mode 600; an output has the mode of the file it replaces, or what open() would give."""
+    @property
+    def _prefix(self) -> str:
+        return f"{_TEMP_PREFIX}{hashlib.sha256(os.fsencode(self.target.name)).hexdigest()[:16]}-"
+
+    def _remove_leftovers(self) -> None:
+        for path in self.target.parent.glob(f"{self._prefix}*"):
+            with contextlib.suppress(OSError):  # another process has it, or was faster
+                fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+                finally:
+                    os.close(fd)
+
+    def _create(self) -> tuple[int, Path]:
+        """A locked temporary file with the mode of the file that it replaces, or what open() would give."""
+        while True:
+            fd, name = tempfile.mkstemp(prefix=self._prefix, dir=self.target.parent)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.fstat(fd).st_nlink:  # else another process took it for a leftover before it was locked
+                break
+            os.close(fd)
         umask = os.umask(0)
         os.umask(umask)
-        mode = (self.target.stat().st_mode & 0o777) if self.target.exists() else 0o666 & ~umask
-        os.fchmod(self.file.fileno(), mode)
+        os.fchmod(fd, (self.target.stat().st_mode & 0o777) if self.target.exists() else 0o666 & ~umask)
+        return fd, Path(name)
 
-    def close(self) -> None:
-        """Flushes everything to the disk and closes the file. Raises FileError (a full disk shows here)."""
+    def sync(self) -> None:
+        """Brings everything to the disk. Raises FileError (a full disk shows here at the latest)."""
         try:
             self.file.flush()
             os.fsync(self.file.fileno())
-            self.file.close()
         except OSError as error:
             raise FileError(f"cannot write {printable(str(self.target))}: {os_reason(error)}") from error
+        self._synced = True
 
     def commit(self) -> None:
-        """Closes and renames into place."""
-        if not self.file.closed:
-            self.close()
+        """Renames the complete file into place."""
+        if not self._synced:
+            self.sync()
         try:
             self.temp.replace(self.target)
         except OSError as error:
             raise FileError(f"cannot write {printable(str(self.target))}: {os_reason(error)}") from error
+        self.file.close()
 
     def discard(self) -> None:
-        """Removes the temporary file."""
+        """Closes the file and removes it, if it was not renamed."""
         with contextlib.suppress(OSError):
             self.file.close()
         self.temp.unlink(missing_ok=True)
