@@ -33,6 +33,9 @@ FORMATS = (
     Format("mlb", b"MLB1", ".mlb model", "mlb_file"),
     Format("mlt", b"MLT1", ".mlt tokenizer", "mlt"),
     Format("mli", b"MLI1", "MLI1 importance matrix", "mli"),
+    Format("gguf", b"GGUF", "GGUF model", "gguf"),
+    Format("mllm", b"\x9a\x51\x00\x00", "MLLM model", "mllm"),
+    Format("mllm", b"\x2c\x4e\x00\x00", "MLLM model, version 1", "mllm"),
     Format("lemb", b"LEMB", "LEMB embedding model", "lemb"),
 )
 

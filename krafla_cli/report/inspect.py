@@ -20,7 +20,7 @@ from krafla_cli.report.tables import pairs, table
 Document = dict[str, Any]
 
 # kind -> module with describe(path, ctx, with_tensors) -> Document
-_DESCRIBERS = {kind: f"krafla_cli.report.{kind}" for kind in ("mlb", "mlt", "mli", "lemb")}
+_DESCRIBERS = {kind: f"krafla_cli.report.{kind}" for kind in ("mlb", "mlt", "mli", "gguf", "mllm", "lemb")}
 
 
 def describe(path: str | os.PathLike[str], ctx: int | None = None, with_tensors: bool = False) -> Document:
