@@ -27,9 +27,9 @@ show run "$OUT/q8.mlb" -f "$CHECKPOINT/calibration.txt" --imatrix "$OUT/smollm2.
 show convert "$CHECKPOINT" -o "$OUT/q4-imatrix.mlb" --wtype q4 --imatrix "$OUT/smollm2.mli" --force
 show convert "$CHECKPOINT" -o "$OUT/q4-mixed.mlb" --wtype q4 --imatrix "$OUT/smollm2.mli" --q8-classes v,o,down --force
 
-for question in 'What is the capital of France?' 'Why is the sky blue? Answer in two sentences.' \
+for question in 'What is the capital of France?' 'Why is the sky blue?' \
     'Write a short poem about the sea.'; do
-    for model in q8 q4-imatrix; do
+    for model in q8 q4-mixed; do
         show run "$OUT/$model.mlb" -p "$question" -n 120 --temp 0 ${ENGINE:+--engine "$ENGINE"}
     done
 done

@@ -161,8 +161,8 @@ def open_model(
     engine's default. Raises FileError, FormatError, ShapeError (a broken file), UsageError, InputError (impossible
     options).
     """
-    companions = find_companions(path, tokenizer)
     file = open_mlb(path)
+    companions = find_companions(path, tokenizer)
     n_ctx = min(file.header.max_seq, default_ctx) if n_ctx is None else n_ctx
     options = EngineOptions(n_ctx, activations, kv, threads, device)
     return Model(file, open_engine(file, options, engine, progress), companions)

@@ -115,6 +115,15 @@ def test_a_prompt_longer_than_the_context(run: Run, model: Path) -> None:
     assert "a context of 257 positions: the model allows 1 to 256" in _fails(run, model, "-p", "a", "--ctx", 257)
 
 
+def test_what_is_no_model(run: Run, model: Path, tmp_path: Path) -> None:
+    assert "cannot open" in _fails(run, tmp_path / "none.mlb", "-p", "a")
+    for folder in (tmp_path, "."):
+        assert "it is a folder" in _fails(run, folder, "-p", "a")
+    assert 'magic at offset 0: must be "MLB1"' in _fails(run, tmp_path / "m.tokenizer.json", "-p", "a")
+    model.write_bytes(model.read_bytes()[:-100])
+    assert "it was cut off, or the header is wrong" in _fails(run, model, "-p", "a")
+
+
 def test_wrong_usage(run: Run, model: Path) -> None:
     assert "give one of -p TEXT, -f FILE and --prompt-ids IDS" in _fails(run, model, code=2)
     assert "give one of" in _fails(run, model, "-p", "a", "--prompt-ids", "1", code=2)
