@@ -91,11 +91,11 @@ def _open_baseline(path: Path, n_ctx: int, engine: dict[str, Any], progress: Pro
     if not path.is_dir():
         return open_model(path, n_ctx=n_ctx, progress=progress, **engine).engine
     from krafla_cli.convert.dense import open_dense
-    from krafla_cli.runtime.reference import ReferenceEngine
+    from krafla_cli.runtime.reference import open_source
     from krafla_cli.runtime.weights import DenseWeights
 
-    options = EngineOptions(n_ctx, activations="f32", kv="f32", device=engine["device"])
-    return ReferenceEngine(DenseWeights(*open_dense(path)), options, progress)
+    options = EngineOptions(n_ctx, "f32", "f32", engine["threads"], engine["device"])
+    return open_source(DenseWeights(*open_dense(path)), options, progress)
 
 
 def _windows(model: Model, text: str, method: str, width: int, stride: int, max_tokens: int | None) -> list[Window]:

@@ -32,9 +32,14 @@ ActivationQuantizer: TypeAlias = Callable[[int | None, Slot, Float32s], Quantize
 
 def open_engine(model: MlbFile, options: EngineOptions, progress: Progress) -> Engine:
     """The reference engine running ``model``; f32 activations and an f32 cache unless ``options`` say otherwise."""
+    return open_source(FileWeights(model), options, progress)
+
+
+def open_source(source: WeightSource, options: EngineOptions, progress: Progress) -> Engine:
+    """The same on weights that may come from elsewhere than a .mlb."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    return ReferenceEngine(FileWeights(model), options, progress)
+    return ReferenceEngine(source, options, progress)
 
 
 class ReferenceEngine(Engine):
