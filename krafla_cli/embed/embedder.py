@@ -60,7 +60,8 @@ class Embedder:
         batches = list(batches_of([len(i) for i in ids], BATCH_TOKENS))
 
         def run(batch: list[int]) -> None:
-            out[batch] = cut(self.encoder.project([ids[i] for i in batch]), width)
+            with np.errstate(all="ignore"):  # what is not finite in the end is refused by name
+                out[batch] = cut(self.encoder.project([ids[i] for i in batch]), width)
             progress.advance(len(batch))
 
         if self.threads == 1 or len(batches) == 1:

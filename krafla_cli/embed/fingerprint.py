@@ -1,7 +1,7 @@
 """Finding out whose copy a model is: every license's rotation is tried on the embeddings of fixed texts.
 
-Source: the LEMB specification, section 7. A fingerprinted model embeds as the reference does, rotated: S = E Rt. Of every
-license's R = diag(R_b), one block for each Matryoshka width, two things are computed:
+Source: the LEMB specification, section 7. A fingerprinted model embeds as the reference does, rotated: S = E Rt. For
+each license's R = diag(R_b), one block for each Matryoshka width, two things are computed:
 
 - its score ||S - E Rt|| / ||S||: 0 is equal, 1.4 unrelated;
 - its evidence sum_b tr(R_bt P_b) / sqrt(number of blocks), with P the orthogonal matrices that fit S = E Pt best

@@ -176,7 +176,8 @@ def _fold_fingerprint(weights: dict[str, Float32], header: Header, key: bytes) -
         raise InputError("a fingerprint needs a license id other than 0")
     blocks = rotation(key, header.license_id, header.dims)
     for name in ("projection.weight", "projection.bias"):
-        weights[name] = rotate(weights[name].astype(np.float64), blocks).astype(np.float32)
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused on writing
+            weights[name] = rotate(weights[name].astype(np.float64), blocks).astype(np.float32)
 
 
 def _quantized_rows(rows: Float32, encoding: str) -> QuantizedRows | None:

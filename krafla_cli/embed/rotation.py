@@ -8,7 +8,8 @@ The construction, for the block of output values start .. end - 1, n of them; al
 sqrt in the order given here, so that R is the same on every machine:
 
 1. The digest SHA-256("mlb fingerprint 1" || key || license_id || start || end), integers as u32 little-endian; its
-   first 16 bytes are, as two u64 little-endian, the key of Philox4x64-10 with its counter at 0 (numpy.random.Philox).
+   first 16 bytes are, as two u64 little-endian, the key of Philox4x64-10, drawn from at the counters 1, 2, 3, ...
+   (numpy.random.Philox steps its counter before it draws).
 2. Normals: raw words two at a time give u, v = 2 w / 2^53 - 1 with w the upper 53 bits; where s = u^2 + v^2 is in
    (0, 1), Marsaglia's polar method gives u f and v f with f = sqrt(-2 ln(s) / s), each rounded to a multiple of 2^-20.
 3. The subgroup algorithm (Diaconis, Shahshahani 1987; Stewart 1980): for k = 1 .. n take the next k normals x; with

@@ -95,12 +95,12 @@ def header_of_config(config: Mapping[str, Any], name: str) -> Header:
             of = f" (model_type {printable(str(kind))})" if kind else ""
             raise FormatError(f"{name}: {key} is missing{of}; a student's config has {', '.join(keys)}, max_seq_len")
     values: dict[str, Any] = {key: _size(config, key, name) for key in (*_STATIC_KEYS, *_LAYER_KEYS, "max_seq_len")}
-    header = with_matryoshka(Header(**values), config.get("matryoshka_dims") or (), f"{name}: matryoshka_dims")
+    header = Header(**values)
     # max_seq_len may still come from an option.
     fault = next((f for f in LAYOUT.faults(header.values) if f.where != "max_seq_len"), None)
     if fault is not None:
         raise _config_error(fault, name)
-    return header
+    return with_matryoshka(header, config.get("matryoshka_dims") or (), f"{name}: matryoshka_dims")
 
 
 def _config_error(fault: Fault, name: str) -> FormatError:
@@ -220,13 +220,16 @@ def _torch_array(tensor: Tensor, path: Path, name: str) -> Float32:
 
 def _torch_load(path: Path) -> Mapping[Any, Any]:
     import pickle
+    import warnings
     import zipfile
 
     import torch
 
     name = printable(str(path))
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickle protocols: nothing that a user can act on
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise FileError(f"cannot open {name}: {error.strerror or error}") from error
     except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError, KeyError) as error:
