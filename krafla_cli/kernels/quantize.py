@@ -10,6 +10,7 @@ import numpy as np
 
 from krafla_cli.kernels.inline import inline
 from krafla_cli.kernels.simd import (
+    as_f16,
     as_f32,
     copysign,
     load_f16,
@@ -25,7 +26,7 @@ from krafla_cli.kernels.simd import (
     truncate,
     zero_f32,
 )
-from krafla_cli.kernels.simd_quantize import all_set, as_f16, as_i32, largest_bits, load_bf16
+from krafla_cli.kernels.simd_quantize import all_set, as_i32, largest_bits, load_bf16
 from krafla_cli.kernels.simd_types import F32x8, I32x8, Mask, Operands, Pointer
 
 BLOCK = 32

@@ -14,6 +14,7 @@ from krafla_cli.kernels.quantize import BLOCK, F16_MAX, F32_MAX, load_weights, r
 from krafla_cli.kernels.simd import (
     absolute,
     advance,
+    as_f16,
     as_f32,
     bits_of,
     from_bits,
@@ -33,7 +34,6 @@ from krafla_cli.kernels.simd import (
 from krafla_cli.kernels.simd_quantize import (
     add_squares_f64,
     all_set,
-    as_f16,
     clear_f64,
     round_even,
     square_root,
@@ -155,20 +155,21 @@ def _bytes(nibbles: Pointer, j: int) -> I32x8:
 def store_tile(a: Operands, first: int, last: int, b: int, scale: F32x8, nibbles: Pointer, scratch: Pointer) -> None:
     """Writes a tile of nibbles, held as float32, and the scales."""
     lanes = advance(scratch, LANES)
+    n_rows = min(ROWS_PER_TILE, last + 1 - first)
     for g in range(4):
         j = 4 * g
         low = _bytes(nibbles, j) | (_bytes(nibbles, j + 1) << 8)
         high = _bytes(nibbles, j + 2) | (_bytes(nibbles, j + 3) << 8)
         store_f32(lanes, 8 * g, from_bits(low | (high << 16)))
     words = as_f32(a.q)
-    for r in range(ROWS_PER_TILE):
-        block = row_of(first, r, last) * a.n_blocks + b
+    for r in range(n_rows):
+        block = (first + r) * a.n_blocks + b
         for g in range(4):
             words[4 * block + g] = lanes[8 * g + r]
     store_f32(lanes, 0, scale)
     store_f16(lanes, 8, scale)
-    for r in range(ROWS_PER_TILE):
-        block = row_of(first, r, last) * a.n_blocks + b
+    for r in range(n_rows):
+        block = (first + r) * a.n_blocks + b
         if a.scale_f16 != 0:
             as_f16(a.d)[block] = as_f16(lanes)[16 + r]
         else:

@@ -52,12 +52,6 @@ def all_set(typingctx: Any, mask: Any) -> Typed:
 
 
 @intrinsic
-def as_f16(typingctx: Any, p: Any) -> Typed:
-    """The same address as a pointer to f16, held as uint16."""
-    return _cast(types.CPointer(types.uint16), p)
-
-
-@intrinsic
 def as_i32(typingctx: Any, p: Any) -> Typed:
     """The same address as a pointer to int32."""
     return _cast(types.CPointer(types.int32), p)

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from krafla_cli.errors import DataError, ShapeError
 from krafla_cli.quant.blocks import BLOCK, Float32, Quantized, Weights, check_blocks, checked, n_blocks, scale_type
 
-Rule = Literal["fit", "round"]
-RULES: tuple[Rule, ...] = ("fit", "round")
+Rule = Literal["fit", "round", "best"]
+RULES: tuple[Rule, ...] = ("fit", "round", "best")
 
 IMPORTANCE_FLOOR = 0.001
 
@@ -34,22 +34,23 @@ def channel_importance(mean_square: npt.NDArray[np.float64]) -> Float32 | None:
 def quantize(
     w: Weights, scale_f16: bool, rule: Rule = "fit", importance: Float32 | None = None, n_threads: int | None = None
 ) -> Quantized:
-    """Quantizes the matrix ``w`` [rows, cols]. ``importance`` float32 [cols], of the input channels, is for "fit".
+    """Quantizes the matrix ``w`` [rows, cols]. ``importance`` float32 [cols], of the input channels, is for "fit" and
+    "best".
 
-    "fit" keeps the best of 13 least-squares fits per block; "round" is the largest element / -8, as Q4_0-trained
-    checkpoints expect. ``n_threads``: None for the physical cores.
+    "fit" keeps the best of 13 least-squares fits per block; "best" is the exact minimum of the same weighted error;
+    "round" is the largest element / -8, as Q4_0-trained checkpoints expect. ``n_threads``: None for the physical cores.
 
     Raises :class:`~krafla_cli.quant.blocks.WeightError` for a NaN, an infinity, or a scale
     above 65504 in f16; ShapeError and DataError for an importance of another length or not >= 0.
     """
-    from krafla_cli.kernels.quantize_rows import Q4_0_FIT, Q4_0_ROUND, quantize_rows
+    from krafla_cli.kernels.quantize_rows import Q4_0_BEST, Q4_0_FIT, Q4_0_ROUND, quantize_rows
 
     if rule == "round" and importance is not None:
         raise ValueError("the rule 'round' takes no importance")
     rows, cols = w.shape
     q = np.empty((rows, cols // 2), np.uint8)
     d = np.empty((rows, n_blocks(cols)), scale_type(scale_f16))
-    kernel = Q4_0_ROUND if rule == "round" else Q4_0_FIT
+    kernel = {"fit": Q4_0_FIT, "round": Q4_0_ROUND, "best": Q4_0_BEST}[rule]
     channels = None if importance is None else _checked_importance(importance, cols)
     check_blocks(w, quantize_rows(kernel, checked(w), q, d, channels, n_threads))
     return Quantized(q, d)
