@@ -179,7 +179,8 @@ class _Command:
             generated = model.run(
                 ids, sampler, run.report, limit, ignore_eos=self.ignore_eos, sink=sink, progress=progress
             )
-            text = _consume(model, generated, show=not self.as_json, is_continued=self.turn is None or self.raw)
+            is_continued = self.turn is None or self.raw or model.chat_template is None
+            text = _consume(model, generated, not self.as_json, is_continued)
         if self.as_json:
             print_json(_document(run, text))
         if run.report.stop_reason == "context":

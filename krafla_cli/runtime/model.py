@@ -59,6 +59,11 @@ class Model:
         """What the model's makers recommend, by the names of SamplingOptions."""
         return self.companions.settings.sampling if self.companions.settings else {}
 
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template of the settings."""
+        return self.companions.settings.chat_template if self.companions.settings else None
+
     def encode(self, prompt: str, raw: bool = False) -> list[int]:
         """The ids of ``prompt`` as one user turn of the model's chat template, or as it is (``raw``, or no template).
 
@@ -66,14 +71,14 @@ class Model:
         """
         if not prompt:
             raise InputError("the prompt is empty")
-        settings = self.companions.settings
-        if raw or settings is None or settings.chat_template is None:
+        template = None if raw else self.chat_template
+        if template is None:
             ids: list[int] = self.tokenizer.encode(prompt).ids
             return ids
         from krafla_cli.tokenizer import encode_chat
 
-        messages = [{"role": "user", "content": prompt}]
-        return encode_chat(self.tokenizer, settings.chat_template, messages, settings.special_tokens)
+        special_tokens = self.companions.settings.special_tokens if self.companions.settings else {}
+        return encode_chat(self.tokenizer, template, [{"role": "user", "content": prompt}], special_tokens)
 
     def encode_text(self, text: str) -> tuple[list[int], list[int]]:
         """A long text for windows: the ids that the tokenizer puts before a text (BOS, or none), and the text's own."""
@@ -101,7 +106,8 @@ class Model:
         """
         sampler = Sampler(sampling or resolve(self.sampling_defaults, {}), seed)
         ids = self.encode(prompt, raw)
-        yield from self.text(self.run(ids, sampler, Generation(), max_tokens), raw)
+        is_continued = raw or self.chat_template is None
+        yield from self.text(self.run(ids, sampler, Generation(), max_tokens), is_continued)
 
     def run(
         self,
@@ -127,14 +133,15 @@ class Model:
         stop_ids = frozenset() if ignore_eos else self.stop_ids
         yield from generate(self.engine, logits, sampler, report, max_tokens, stop_ids)
 
-    def text(self, ids: Iterable[int], raw: bool = False) -> Iterator[str]:
+    def text(self, ids: Iterable[int], is_continued: bool = False) -> Iterator[str]:
         """The text of ``ids`` while they come, in pieces of whole characters, without control tokens.
 
-        ``raw``: it continues the prompt's text, so that a leading space is one and not the start of a sentence.
+        ``is_continued``: it goes on with the prompt's text, so that a leading space is one and not the mark of a first
+        word that SentencePiece tokenizers write.
         """
         from krafla_cli.tokenizer import StreamDecoder
 
-        decoder = StreamDecoder(self.tokenizer, skip_special_tokens=True, continuation=raw)
+        decoder = StreamDecoder(self.tokenizer, skip_special_tokens=True, continuation=is_continued)
         for token_id in ids:
             if piece := decoder.push(token_id):
                 yield piece
