@@ -11,7 +11,11 @@ import pytest
 
 import krafla_cli
 from krafla_cli.errors import FileError
+from krafla_cli.runtime.generation import Generation
+from krafla_cli.runtime.sampling import Sampler, SamplingOptions
+from krafla_cli.tokenizer.stream import decode
 from tests.helpers.models import TINY, random_model
+from tests.helpers.runnable import write_runnable
 
 
 def test_importing_costs_nothing() -> None:
@@ -40,6 +44,17 @@ def test_open_model(tmp_path: Path) -> None:
     np.testing.assert_allclose(model.logits([1, 5]), logits[:2], rtol=1e-4, atol=1e-4)  # each call starts anew
     with pytest.raises(FileError, match=r"no tokenizer: tried .*m\.mlt, .*m\.tokenizer\.json; give one"):
         next(model.generate("hi"))
+
+
+def test_generate(tmp_path: Path) -> None:
+    model = krafla_cli.open_model(write_runnable(tmp_path, stop_ids=()), engine="reference", kv="f16")
+    pieces = list(model.generate("the cat", 6))
+    report = Generation()
+    ids = list(model.run(model.encode("the cat"), Sampler(SamplingOptions()), report, 6))
+    assert "".join(pieces) == decode(model.tokenizer, ids, skip_special_tokens=True)
+    assert (report.prompt_tokens, report.ids, report.stop_reason) == (len(model.encode("the cat")), ids, "length")
+    sampled = ["".join(model.generate("the cat", 6, sampling=SamplingOptions(1.0), seed=s)) for s in (1, 1, 2)]
+    assert sampled[0] == sampled[1] != sampled[2]
 
 
 def test_unknown_names() -> None:

@@ -67,10 +67,12 @@ class Model:
     def encode(self, prompt: str, raw: bool = False) -> list[int]:
         """The ids of ``prompt`` as one user turn of the model's chat template, or as it is (``raw``, or no template).
 
-        Raises InputError for an empty prompt.
+        Raises InputError for an empty prompt, or one that is no text.
         """
         if not prompt:
             raise InputError("the prompt is empty")
+        if any("\ud800" <= c <= "\udfff" for c in prompt):  # what Python makes of arguments that are no UTF-8
+            raise InputError("the prompt is not UTF-8 text")
         template = None if raw else self.chat_template
         if template is None:
             ids: list[int] = self.tokenizer.encode(prompt).ids

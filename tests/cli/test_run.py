@@ -106,6 +106,10 @@ def test_empty_prompts(run: Run, model: Path, tmp_path: Path) -> None:
         assert "the prompt is empty" in _fails(run, model, *args)
 
 
+def test_an_argument_that_is_no_text(run: Run, model: Path) -> None:
+    assert _fails(run, model, "-p", "caf\udce9") == "the prompt is not UTF-8 text"
+
+
 def test_a_prompt_longer_than_the_context(run: Run, model: Path) -> None:
     text = _fails(run, model, "--prompt-ids", "1,2,3,4,5", "--ctx", 4)
     assert text == (
