@@ -153,6 +153,8 @@ def _print(result: Result, dry_run: bool) -> None:
     from krafla_cli.formats.text import human_bytes, printable
     from krafla_cli.report.tables import table
 
+    if verbosity().quiet:
+        return
     if verbosity().verbose:
         rows = [list(_tensor(result, plan.spec).values()) for plan in result.plan.tensors]
         click.echo("\n".join(table(("tensor", "type", "shape", "bits per weight", "relative error"), rows)))
