@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from krafla_cli.errors import DataError, FormatError, InputError, ShapeError
 from krafla_cli.formats.mlb_file import open_mlb
@@ -15,6 +18,7 @@ from krafla_cli.runtime.engine import Engine, EngineOptions
 from krafla_cli.runtime.imatrix import Recorder, read_previous, record, windows
 from krafla_cli.runtime.reference import open_engine
 from tests.helpers.models import HEADERS, random_arrays, random_model, write_model
+from tests.helpers.twins import FAMILIES, transformers_model, write_twin
 
 IDS = np.random.default_rng(1).integers(0, 101, 50).tolist()
 
@@ -54,6 +58,42 @@ def test_sums_of_squares_of_every_input(engine: Engine) -> None:
             assert (layer, slot) in {(0, "attn_out"), (1, "attn_out")}
             assert not imatrix.of(layer, slot).any()
     assert engine.observer is None
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_5"])
+def test_sums_are_those_of_transformers_modules(name: str, tmp_path: Path) -> None:
+    model = transformers_model(FAMILIES[name], 2)
+    write_twin(tmp_path / "m.mlb", FAMILIES[name], model, wtype=1)
+    sums: dict[str, np.ndarray] = {}
+
+    def hook(module_name: str) -> Callable[..., None]:
+        def add(_module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+            squares = inputs[0][0].double().square().sum(0).numpy()
+            sums[module_name] = sums.get(module_name, 0) + squares
+
+        return add
+
+    for module_name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(hook(module_name))
+    for start in (0, 32):
+        with torch.no_grad():
+            model(torch.tensor([IDS[start : start + 32]]))
+    imatrix = record(_engine(tmp_path / "m.mlb"), IDS, 32)
+    modules = {
+        "attn_in": "self_attn.k_proj",
+        "attn_out": "self_attn.o_proj",
+        "ffn_in": "mlp.up_proj",
+        "ffn_act": "mlp.down_proj",
+    }
+    for layer, slot in slots(imatrix.dimensions):
+        module_name = "lm_head" if layer is None else f"model.layers.{layer}.{modules[slot]}"
+        module_name = module_name.replace("self_attn.k", "linear_attn.in") if module_name not in sums else module_name
+        want = sums.get(module_name.replace("in_proj", "in_proj_z"))
+        if want is None:  # lout of a linear layer has no place here
+            assert not imatrix.of(layer, slot).any()
+        else:
+            np.testing.assert_allclose(imatrix.of(layer, slot), want, rtol=1e-3, err_msg=f"{layer} {slot}")
 
 
 def test_without_logits_the_classifier_counts_nothing(engine: Engine) -> None:
