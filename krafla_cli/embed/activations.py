@@ -93,8 +93,8 @@ def softmax(scores: Float32) -> Float32:
 def normalized(vectors: Float32) -> Float32:
     """Each row divided by its length (summed in float64, so that small and large values neither vanish nor overflow).
 
-    A row of zeros, which has no direction, stays zero.
+    A row of zeros, which has no direction, stays zero; one that is not finite does not become finite.
     """
     length = np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=-1, keepdims=True))
-    unit: Float32 = np.divide(vectors, length, where=length > 0, out=np.zeros(vectors.shape, np.float64))
+    unit: Float32 = np.divide(vectors, length, where=length != 0, out=np.zeros(vectors.shape, np.float64))
     return unit.astype(np.float32)
