@@ -18,7 +18,7 @@ from krafla_cli.report.mlb import memory, summary
 from krafla_cli.report.svg import Tile, heat_table, histogram, size_map, text
 from krafla_cli.report.tables import cell
 
-_BINS_PER_OCTAVE = 2
+_BINS_PER_OCTAVE = 8
 _N_OUTLIERS = 15
 
 _STYLE = """
@@ -42,8 +42,8 @@ svg rect { stroke: var(--back); stroke-width: 1; } svg rect.bar { fill: #3f7cac;
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .875rem; min-width: 100%; }
 th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top; }
-td.n { text-align: right; font-variant-numeric: tabular-nums; }
-.heat td { text-align: right; font-variant-numeric: tabular-nums;
+td.n, th.n, .heat td, .heat th + th { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.heat td {
   background: color-mix(in srgb, var(--heat-ink) var(--heat, 0%), transparent); }
 .heat th { white-space: nowrap; font-weight: 500; }
 """
@@ -84,12 +84,11 @@ def _section(title: str, explanation: str, content: str) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    head = "".join(f"<th>{text(c)}</th>" for c in columns)
+    """A table; columns of numbers are set to the right."""
+    right = [" class=n" if all(isinstance(row[i], (int, float)) for row in rows) else "" for i in range(len(columns))]
+    head = "".join(f"<th{r}>{text(c)}</th>" for c, r in zip(columns, right, strict=True))
     body = "".join(
-        "<tr>"
-        + "".join(f"<td{' class=n' if isinstance(v, (int, float)) else ''}>{text(cell(v))}</td>" for v in row)
-        + "</tr>"
-        for row in rows
+        f"<tr>{''.join(f'<td{r}>{text(cell(v))}</td>' for v, r in zip(row, right, strict=True))}</tr>" for row in rows
     )
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
 

@@ -89,7 +89,7 @@ def size_map(tiles: Sequence[Tile], width: int = 960, height: int = 420) -> str:
             f"<title>{text(p.label)}: {human_bytes(p.n_bytes)}</title></rect>"
             for p, c in zip(parts, cells, strict=True)
         ]
-        if box.width > 60 and box.height > 24:
+        if box.width > 8 * len(tile.label) + 12 and box.height > 24:
             shapes.append(f'<text class="tile" x="{box.x + 6:.1f}" y="{box.y + 18:.1f}">{text(tile.label)}</text>')
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="size map">{"".join(shapes)}</svg>'
 
@@ -99,8 +99,8 @@ def histogram(counts: Sequence[int], low: float, step: float, label: str, width:
     most = max([*counts, 1])
     bar = (width - 20) / max(len(counts), 1)
     bars = "".join(
-        f'<rect class="bar" x="{10 + i * bar:.1f}" y="{height - 30 - 120 * n / most:.1f}" width="{bar - 1:.1f}" '
-        f'height="{120 * n / most:.1f}"><title>{low + i * step:g} to {low + (i + 1) * step:g}: {n:,}</title></rect>'
+        f'<rect class="bar" x="{10 + i * bar:.1f}" y="{height - 30 - 110 * n / most:.1f}" width="{bar - 1:.1f}" '
+        f'height="{110 * n / most:.1f}"><title>{low + i * step:g} to {low + (i + 1) * step:g}: {n:,}</title></rect>'
         for i, n in enumerate(counts)
     )
     axis = (
