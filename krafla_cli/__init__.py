@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from krafla_cli.convert.pipeline import convert
+    from krafla_cli.embed.embedder import open_embedder
     from krafla_cli.formats.validate import validate
     from krafla_cli.runtime.model import open_model
     from krafla_cli.tokenizer.load import load_tokenizer
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 # name -> module that has it
 _MODULES = {
     "load_tokenizer": "krafla_cli.tokenizer.load",
+    "open_embedder": "krafla_cli.embed.embedder",
     "open_model": "krafla_cli.runtime.model",
     "validate": "krafla_cli.formats.validate",
 }
@@ -30,4 +32,4 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_MODULES[name]), name)
 
 
-__all__ = ["convert", "load_tokenizer", "open_model", "validate"]
+__all__ = ["convert", "load_tokenizer", "open_embedder", "open_model", "validate"]

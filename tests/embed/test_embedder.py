@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from transformers import BertTokenizer
 
-from krafla_cli.embed.embedder import Embedder, batches_of, open_embedder
+from krafla_cli import open_embedder
+from krafla_cli.embed.embedder import Embedder, batches_of
 from krafla_cli.embed.wordpiece import TextEncoder
 from krafla_cli.errors import DataError, FileError, InputError
 from krafla_cli.formats import lemb
