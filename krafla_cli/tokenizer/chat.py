@@ -13,15 +13,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.exceptions import SecurityError, UndefinedError
 from tokenizers import AddedToken, Tokenizer
 
 from krafla_cli.errors import FormatError, InputError, UnsupportedError
 from krafla_cli.formats.text import printable
+from krafla_cli.tokenizer.pieces import is_blank, is_reply_tag
 from krafla_cli.tokenizer.sandbox import MAX_TEMPLATE_CHARS, ChatEnvironment
 
 Messages = Sequence[Mapping[str, Any]]
@@ -47,7 +47,9 @@ _TEMPLATE_FAILURES = (
 class ChatTemplate:
     """A compiled chat template. Raises FormatError when it is none.
 
-    ``special_tokens``: bos_token, eos_token, ... as text, which templates refer to.
+    ``special_tokens``: bos_token, eos_token, ... as text, which templates refer to. ``variables``: the names that the
+    template reads ("enable_thinking" where thinking can be switched off); ``literals``: all text that it can write
+    itself, NUL between the parts.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
@@ -57,7 +59,9 @@ class ChatTemplate:
         self._environment = ChatEnvironment()
         try:
             self._template = self._environment.from_string(source)
-            self.literals = _literals(self._environment, source)
+            tree = self._environment.parse(source)
+            self.literals = _literals(tree)
+            self.variables = frozenset(meta.find_undeclared_variables(tree))
         except TemplateSyntaxError as error:
             raise FormatError(f"the chat template, line {error.lineno}: {printable(str(error.message))}") from error
         except (RecursionError, SyntaxError, MemoryError, *_TEMPLATE_FAILURES) as error:
@@ -88,9 +92,7 @@ class ChatTemplate:
             raise InputError(f"the chat template refuses the messages: {printable(str(error))}") from error
 
 
-def _literals(environment: ChatEnvironment, source: str) -> str:
-    """All text that the template itself can write, NUL between the parts."""
-    tree = environment.parse(source)
+def _literals(tree: nodes.Template) -> str:
     data = [n.data for n in tree.find_all(nodes.TemplateData)]
     return "\0".join(data + [n.value for n in tree.find_all(nodes.Const) if isinstance(n.value, str)])
 
@@ -114,15 +116,15 @@ class ChatEncoder:
         added: dict[int, AddedToken] = tokenizer.get_added_tokens_decoder()
         self._control = {t.content: i for i, t in added.items() if self._is_control(t)}
         special = [t.content for t in added.values() if t.special and t.content in self._control]
+        self._alias: _Alias | None = None
         # A model's own replies hold the tags that it wrote (<think>); templates look for them there.
         self._rules = {"assistant": _Rule(special, self._control), "": _Rule(self._control, self._control)}
 
     def _is_control(self, token: AddedToken) -> bool:
-        """Special tokens, and those that the template writes or that look like one; blanks and "<b>" are just text."""
+        """Special tokens, those that the template writes, and what looks like one; blanks and "<b>" are just text."""
         content = token.content
-        if not content.strip(" \t\r\n▁"):
-            return False
-        return bool(token.special or content in self.template.literals or _BARRED.fullmatch(content))
+        looks = _BARRED.fullmatch(content) is not None or is_reply_tag(content)
+        return not is_blank(content) and bool(token.special or looks or content in self.template.literals)
 
     def encode(
         self,
@@ -188,33 +190,14 @@ class ChatEncoder:
         return self._alias_ids(text, of_template)
 
     def _alias_ids(self, text: str, of_template: list[Span]) -> list[int]:
-        mark, tokenizer = self._alias_tokenizer
+        if self._alias is None or self._alias.mark in text:
+            self._alias = _alias(self.tokenizer, self._control, text)
         pieces, at = [], 0
         for start, end in of_template:
-            pieces += [text[at:start].replace(mark, ""), mark + text[start:end]]
+            pieces += [text[at:start], self._alias.mark, text[start:end]]
             at = end
-        ids: list[int] = tokenizer.encode("".join([*pieces, text[at:].replace(mark, "")]), add_special_tokens=False).ids
+        ids: list[int] = self._alias.tokenizer.encode("".join([*pieces, text[at:]]), add_special_tokens=False).ids
         return ids
-
-    @cached_property
-    def _alias_tokenizer(self) -> tuple[str, Tokenizer]:
-        """A character, and a copy of the tokenizer in which every control token is spelled with it in front."""
-        document = json.loads(self.tokenizer.to_str())
-        model = document["model"]
-        if model["type"] != "BPE":
-            raise UnsupportedError(
-                f"a message holds a control token; as text it needs a BPE tokenizer, not {model['type']}"
-            )
-        mark = _unused_char("\0".join(model["vocab"]))
-        alias = {content: mark + content for content in self._control}
-        model["merges"] = [m for m in model["merges"] if alias.keys().isdisjoint((*m, "".join(m)))]
-        model["vocab"] = {alias.get(piece, piece): i for piece, i in model["vocab"].items()}
-        for token in document["added_tokens"]:
-            token["content"] = alias.get(token["content"], token["content"])
-            model["vocab"].setdefault(token["content"], token["id"])  # without this the library chooses an id
-        model["unk_token"] = alias.get(model["unk_token"], model["unk_token"])
-        document["post_processor"] = None
-        return mark, Tokenizer.from_str(json.dumps(document))
 
     def _one_bos(self, ids: list[int]) -> list[int]:
         before: list[int] = self.tokenizer.encode("", add_special_tokens=True).ids
@@ -223,6 +206,33 @@ class ChatEncoder:
         while ids[:1] == before:
             ids = ids[1:]
         return before + ids
+
+
+class _Alias(NamedTuple):
+    """A copy of a tokenizer in which every control token is spelled with ``mark`` in front."""
+
+    mark: str
+    tokenizer: Tokenizer
+
+
+def _alias(tokenizer: Tokenizer, control: Collection[str], text: str) -> _Alias:
+    """The alias for encoding ``text``, which has not its mark. Raises UnsupportedError for a model other than BPE."""
+    document = json.loads(tokenizer.to_str())
+    model = document["model"]
+    if model["type"] != "BPE":
+        raise UnsupportedError(
+            f"a message holds a control token; as text it needs a BPE tokenizer, not {model['type']}"
+        )
+    mark = _unused_char("\0".join([text, *model["vocab"], *control]))
+    alias = {content: mark + content for content in control}
+    model["merges"] = [m for m in model["merges"] if alias.keys().isdisjoint((*m, "".join(m)))]
+    model["vocab"] = {alias.get(piece, piece): i for piece, i in model["vocab"].items()}
+    for token in document["added_tokens"]:
+        token["content"] = alias.get(token["content"], token["content"])
+        model["vocab"].setdefault(token["content"], token["id"])  # without this the library chooses an id
+    model["unk_token"] = alias.get(model["unk_token"], model["unk_token"])
+    document["post_processor"] = None
+    return _Alias(mark, Tokenizer.from_str(json.dumps(document)))
 
 
 class _Rule:

@@ -57,7 +57,11 @@ def convert_with_proof(path: str | os.PathLike[str], vocab_size: int | None = No
     Raises FileError, FormatError; ShapeError for another token with such an id; UnsupportedError naming the part that
     .mlt cannot express, or the text on which the result and its source differ.
     """
-    source = read_source(path)
+    return convert_source(read_source(path), vocab_size)
+
+
+def convert_source(source: Source, vocab_size: int | None = None) -> Conversion:
+    """As :func:`convert_with_proof`, of a tokenizer.json that has been read or made."""
     try:
         return _convert(source, vocab_size)
     except (UnsupportedError, ShapeError) as error:

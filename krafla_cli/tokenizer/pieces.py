@@ -58,4 +58,14 @@ def is_control(content: str) -> bool:
 
     The format does not record it; a tokenizer.json does ("special").
     """
-    return bool(content.strip(" \t\n\r▁")) and not _REPLY_TAG.fullmatch(content)
+    return not is_blank(content) and not is_reply_tag(content)
+
+
+def is_blank(content: str) -> bool:
+    """Whether an added token is a run of blanks."""
+    return not content.strip(" \t\n\r▁")
+
+
+def is_reply_tag(content: str) -> bool:
+    """Whether an added token is a tag that models write in their replies."""
+    return _REPLY_TAG.fullmatch(content) is not None

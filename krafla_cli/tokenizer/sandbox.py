@@ -88,6 +88,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         self.filters = {name: self._guarded(name, f) for name, f in {**self.filters, "tojson": _tojson}.items()}
         self.filters[_BUDGET_FILTER] = self._loop_steps
+        del self.globals["lipsum"]  # makes any amount of text; no chat template needs it
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         self.finalize = self._finalize
 
@@ -101,7 +102,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         if operator in ("*", "**"):
             self._check_product(operator, left, right)
         elif operator == "%":
-            self._check_arguments((left, right), {})
+            values = right if isinstance(right, tuple) else (right,)
+            # "%*d" takes its width from a value; other values may be as large as they like.
+            self._check_arguments((left, *values) if isinstance(left, str) and "*" in left else (left,), {})
             self.budget.make(_size(right, self.budget))
         result = super().call_binop(context, operator, left, right)
         self.budget.make(len(result) if isinstance(result, Sized) else 1)
@@ -109,7 +112,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
         name = getattr(obj, "__name__", "")
-        owner = getattr(obj, "__self__", None)
+        owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)  # the sandbox wraps str.format
         subject = (owner, *args) if isinstance(owner, str) else args
         if isinstance(owner, str):
             self._check_growth(name, subject, kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,11 @@ def read_source(path: str | os.PathLike[str]) -> Source:
     return Source(found, document, load_json(found), read_config(found.parent))
 
 
+def source_of(document: dict[str, Any], config: dict[str, Any], name: str) -> Source:
+    """A tokenizer.json that was made here, with its config; ``name`` is for errors. Raises FormatError."""
+    return Source(Path(name), document, parse_tokenizer(json.dumps(document).encode(), printable(name)), config)
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json of ``folder``, with what special_tokens_map.json adds; {} when there is neither."""
     config: dict[str, Any] = {}
@@ -72,12 +78,15 @@ def token_text(value: Any) -> str | None:
 
 
 def load_json(path: Path) -> Tokenizer:
-    """The library's tokenizer of a tokenizer.json, with its truncation and padding off (they are for training).
+    """The library's tokenizer of a tokenizer.json. Raises FileError, FormatError."""
+    return parse_tokenizer(map_file(path), printable(str(path)))
 
-    Raises FileError, FormatError.
+
+def parse_tokenizer(data: bytes | memoryview, name: str) -> Tokenizer:
+    """The library's tokenizer of the document in ``data``, with its truncation and padding off (they are for training).
+
+    ``name`` (already printable) is for errors. Raises FormatError.
     """
-    name = printable(str(path))
-    data = map_file(path)
     if len(data) > MAX_JSON_BYTES:
         raise FormatError(f"{name}: {len(data)} bytes, a tokenizer.json has at most {MAX_JSON_BYTES}")
     try:

@@ -108,7 +108,7 @@ def test_each_broken_rule_is_named(file, offset: int, value: bytes, where: str, 
     report = mlt.validate(file(data))
     fault = report.faults[0]
     assert (fault.status, fault.where, fault.message) == ("ML_E_FORMAT", where, message)
-    with pytest.raises(FormatError, match="t.mlt: "):
+    with pytest.raises(FormatError, match=r"t\.mlt: "):
         mlt.read(file(data))
 
 
@@ -167,7 +167,7 @@ def test_a_cut_file_is_invalid(file, n_bytes: int) -> None:
 
 def test_a_missing_file(tmp_path: Path) -> None:
     for action in (mlt.read, mlt.validate):
-        with pytest.raises(FileError, match="cannot open .*none.mlt: No such file or directory"):
+        with pytest.raises(FileError, match=r"cannot open .*none\.mlt: No such file or directory"):
             action(tmp_path / "none.mlt")
 
 
@@ -182,7 +182,7 @@ def test_nothing_is_allocated_for_what_the_file_does_not_hold(file) -> None:
 
 
 def test_writing_refuses_what_reading_would(file) -> None:
-    with pytest.raises(FormatError, match="merge 0 at offset .*: token 2 must hold the bytes of 1, then 0"):
+    with pytest.raises(FormatError, match=r"merge 0 at offset .*: token 2 must hold the bytes of 1, then 0"):
         mlt.to_bytes(Mlt(Kind.BYTE_LEVEL, Flag(0), -1, -1, TOKENS, np.array([[1, 0, 2]], np.uint32)))
 
 

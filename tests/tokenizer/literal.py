@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import unicodedata
 
@@ -97,9 +98,7 @@ class LiteralTokenizer:
     def merge(self, ids: list[int]) -> list[int]:
         """Applies the lowest-ranked merge that there is, the leftmost of equals, until there is none."""
         while True:
-            found = [
-                (*self.merges[pair], i) for i, pair in enumerate(zip(ids, ids[1:], strict=False)) if pair in self.merges
-            ]
+            found = [(*self.merges[pair], i) for i, pair in enumerate(itertools.pairwise(ids)) if pair in self.merges]
             if not found:
                 return ids
             _, merged, at = min(found, key=lambda f: (f[0], f[2]))

@@ -125,7 +125,7 @@ def test_a_repeated_merge_keeps_the_rank_that_the_library_keeps(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("pattern", "flags"),
     [
-        (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+", F(0)),
+        (toys.LLAMA3.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?i:[sdmt]|ll|ve|re)").replace("]?", "]?+"), F(0)),
         (toys.QWEN2.replace(r"[^\s\p{L}\p{N}]", r"[^\p{N}\p{L}\s]"), F.SINGLE_DIGITS),
         (toys.GPT2.replace("'s|'t|'re|'ve|'m|'ll|'d", "'(?:[sdmt]|ll|ve|re)"), F.GPT2_REGEX),
     ],
@@ -341,12 +341,12 @@ def test_tokens_beyond_the_model(tmp_path: Path, toy: Toy) -> None:
 
 
 def test_broken_and_missing_files(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="has no tokenizer.json$"):
+    with pytest.raises(FileError, match=r"has no tokenizer\.json$"):
         convert_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"x")
-    with pytest.raises(FileError, match="a tokenizer.model alone cannot be read"):
+    with pytest.raises(FileError, match=r"a tokenizer\.model alone cannot be read"):
         convert_tokenizer(tmp_path)
-    with pytest.raises(FileError, match="cannot open .*/x: No such file or directory"):
+    with pytest.raises(FileError, match=r"cannot open .*/x: No such file or directory"):
         convert_tokenizer(tmp_path / "x")
     for content in ("", "[]", '{"model": {}}', '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 1e99}}}'):
         (tmp_path / "tokenizer.json").write_text(content)

@@ -18,7 +18,6 @@ from krafla_cli.formats import mlt
 from krafla_cli.formats.mlt import Flag, Kind, Mlt, Token
 from krafla_cli.tokenizer import load_tokenizer
 from krafla_cli.tokenizer.corpus import FRAGMENTS, SENTENCES
-
 from tests.tokenizer.literal import LiteralTokenizer
 
 ADDED = ["<s>", "</s>", "<|im_end|>", "<|im_end|><|x|>", "  \n", "<▁▁", "<é>", "hello world"]
@@ -69,7 +68,7 @@ def byte_level(flags: Flag, rng: random.Random) -> Mlt:
 
 
 def sentencepiece(flags: Flag, rng: random.Random) -> Mlt:
-    chars = sorted({c for s in SENTENCES for c in s.replace(" ", "▁")})[::2] + ["▁", "h", "e", "l", "o"]
+    chars = [*sorted({c for s in SENTENCES for c in s.replace(" ", "▁")})[::2], "▁", "h", "e", "l", "o"]
     pieces = {c.encode(): i for i, c in enumerate(dict.fromkeys(chars))}
     texts = [f"▁{s}".replace(" ", "▁") for s in SENTENCES] + ["▁hello▁▁hello"] * 9
     words = [t[i : i + 5].encode() for t in texts for i in range(0, len(t), 2)]

@@ -64,8 +64,33 @@ def test_near_misses(pattern: str, known: str) -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["(a", "a)", "[a", "a{1", "a{x}", "a**", "(?<=a)b", "(?i)a", "[a-z]", "[[a]b]", "\\k", "\\", "a.b", "^a", "a$", "*"]
-    + ["\\p", "\\pL", "[^\\S]", "a+?", "(?i:[^a])", "(?i:\\p{L})", "[a&&b]", "a" * 2001, "ab|a|c{2}++d"],
+    [
+        "(a",
+        "a)",
+        "[a",
+        "a{1",
+        "a{x}",
+        "a**",
+        "(?<=a)b",
+        "(?i)a",
+        "[a-z]",
+        "[[a]b]",
+        "\\k",
+        "\\",
+        "a.b",
+        "^a",
+        "a$",
+        "*",
+        "\\p",
+        "\\pL",
+        "[^\\S]",
+        "a+?",
+        "(?i:[^a])",
+        "(?i:\\p{L})",
+        "[a&&b]",
+        "a" * 2001,
+        "ab|a|c{2}++d",
+    ],
 )
 def test_what_is_not_understood_is_never_equal_to_anything(pattern: str) -> None:
     with pytest.raises((NotUnderstoodError, RecursionError)):

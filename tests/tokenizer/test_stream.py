@@ -1,4 +1,4 @@
-"""Streaming: whole characters, U+FFFD only when nothing can save the bytes, spaces kept, stop texts never half shown."""
+"""Streaming: whole characters, U+FFFD only when nothing can save the bytes, stop texts never half shown."""
 
 from __future__ import annotations
 
