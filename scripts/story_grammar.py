@@ -156,19 +156,19 @@ STORIES = {
     ],
     # Little food, and the hero gives half of it away.
     "sharing": [
-        "{season start}, {name} had only a small basket of {food} left. Then a {friend} knocked at the door. "
+        "{season start}, {name} had only one small {food} cake left. Then a {friend} knocked at the door. "
         '"{begging words}" asked the {friend}. {name} {sharing deed}. {later reward} '
         "So {name} found out that {moral=morals of sharing}."
     ],
     "season start": ["That winter", "When the first snow fell", "After a long dry summer"],
     "begging words": ["May I have something to eat?", "Do you have any food for me?", "Could I come in and rest?"],
     "sharing deed": [
-        "looked at the basket, and then gave half of it to the {friend}",
+        "looked at the cake, and then gave half of it to the {friend}",
         "opened the door and put two plates on the table",
         "said nothing, but cut the last piece in two",
     ],
     "later reward": [
-        "In spring, the {friend} came back with a cart full of {food}, enough for them both.",
+        "In spring, the {friend} came back with a cart full of {food} cakes, enough for them both.",
         "The next day there was {thing} in front of the door, with a note from the {friend}.",
         "They ate by the fire and told stories until morning, and it was the best meal of the year.",
     ],
@@ -198,7 +198,11 @@ STORIES = {
         "That is how {name} learned that {moral=morals of pride}."
     ],
     "boast": ["Nobody is as fast as I am!", "I am the best of all animals!", "I have never lost a race!"],
-    "careless deed": ["lay down to sleep in the sun", "stopped to eat some {food}", "went for a swim in the lake"],
+    "careless deed": [
+        "lay down to sleep in the sun",
+        "stopped for a piece of {food} pie",
+        "went for a swim in the lake",
+    ],
     "goal": ["old bridge", "tall tree", "top of the hill", "garden gate"],
     # Two can do what one cannot.
     "asking": [

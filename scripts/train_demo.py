@@ -61,15 +61,21 @@ GENERATION_SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Sizes of the model and of its training."""
+    """Sizes of the model and of its training.
+
+    Rows grow during training, (tokens, share of the steps): a model learns to copy names within some hundred steps
+    where they are a few tokens apart, and then does it over a long text too; with long rows alone, it takes far longer.
+    """
 
     vocab_size: int = 1024
     tokenizer_texts: int = 6000
     context: int = 512
-    batch_rows: int = 4
-    steps: int = 900
-    warmup_steps: int = 50
-    learning_rate: float = 4e-3
+    row_stages: tuple[tuple[int, float], ...] = ((48, 0.25), (128, 0.25), (512, 0.5))
+    batch_tokens: int = 2048
+    steps: int = 1000
+    warmup_steps: int = 20
+    matrix_learning_rate: float = 0.02
+    other_learning_rate: float = 0.004
     weight_decay: float = 0.1
     held_out_texts: int = 200
     seed: int = 20240
@@ -135,14 +141,24 @@ def model_config(recipe: Recipe, vocab_size: int) -> Any:
     )
 
 
-def training_rows(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """Endless rows of `context + 1` ids: a row begins with a text, and further ones follow until it is full."""
-    rng = random.Random(recipe.seed + 1)
+def training_rows(row_tokens: int, rng: random.Random, tokenizer: Tokenizer) -> Iterator[list[int]]:
+    """Endless rows of `row_tokens + 1` ids: a row begins with a text, and further ones follow until it is full."""
     while True:
         row: list[int] = []
-        while len(row) <= recipe.context:
+        while len(row) <= row_tokens:
             row += tokenizer.encode(STORY_GRAMMAR.generate(rng, "text") + END_OF_TEXT).ids
-        yield row[: recipe.context + 1]
+        yield row[: row_tokens + 1]
+
+
+def training_batches(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[torch.Tensor]:
+    """One matrix of ids for each step, [rows, tokens + 1]."""
+    import torch
+
+    rng = random.Random(recipe.seed + 1)
+    for row_tokens, share in recipe.row_stages:
+        rows = training_rows(row_tokens, rng, tokenizer)
+        for _ in range(round(share * recipe.steps)):
+            yield torch.tensor([next(rows) for _ in range(recipe.batch_tokens // row_tokens)])
 
 
 def learning_rate_factor(step: int, recipe: Recipe) -> float:
@@ -153,36 +169,40 @@ def learning_rate_factor(step: int, recipe: Recipe) -> float:
     return 0.5 * (1 + math.cos(math.pi * done))
 
 
-def make_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW; norm weights do not decay."""
+def make_optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
     import torch
+    from muon import Muon
 
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    norms = [p for p in model.parameters() if p.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": norms, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.98))
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim == 1 or "embed" in name]
+    return [
+        Muon(matrices, lr=recipe.matrix_learning_rate, weight_decay=recipe.weight_decay),
+        torch.optim.AdamW(others, lr=recipe.other_learning_rate, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
 
 
 def train_model(recipe: Recipe, tokenizer: Tokenizer) -> Any:
     """A trained Qwen3ForCausalLM, float32."""
     import torch
+    from torch.optim.lr_scheduler import LambdaLR
     from tqdm import tqdm
     from transformers import Qwen3ForCausalLM
 
     torch.manual_seed(recipe.seed)
     model: Any = Qwen3ForCausalLM(model_config(recipe, tokenizer.get_vocab_size()))
-    optimizer = make_optimizer(model, recipe)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, recipe))
-    rows = training_rows(recipe, tokenizer)
-    for _ in (bar := tqdm(range(recipe.steps), unit="step", disable=None)):
-        ids = torch.tensor([next(rows) for _ in range(recipe.batch_rows)])
+    optimizers = make_optimizers(model, recipe)
+    schedules = [LambdaLR(optimizer, lambda step: learning_rate_factor(step, recipe)) for optimizer in optimizers]
+    bar = tqdm(training_batches(recipe, tokenizer), total=recipe.steps, unit="step", disable=None)
+    for ids in bar:
         logits = model(input_ids=ids[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+        model.zero_grad()
         bar.set_postfix(loss=f"{loss.item():.3f}")
     return model.eval()
 
