@@ -20,6 +20,7 @@ from krafla_cli.formats.json_file import read_json_object
 from krafla_cli.formats.lemb_layout import LAYOUT, MAGIC, MAX_MATRYOSHKA, Header, tensors
 from krafla_cli.formats.safetensors import SafetensorsFile
 from krafla_cli.formats.text import printable
+from krafla_cli.torch_file import load_torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -196,7 +197,7 @@ def _read_torch(path: Path) -> tuple[dict[str, Float32], dict[str, Any] | None]:
     """State dict and config of a torch checkpoint, read without running pickled code."""
     import torch
 
-    loaded = _torch_load(path)
+    loaded = load_torch(path)
     config = loaded.get("config")
     state = next((loaded[key] for key in _STATE_KEYS if isinstance(loaded.get(key), Mapping)), loaded)
     weights = {}
@@ -216,30 +217,6 @@ def _torch_array(tensor: Tensor, path: Path, name: str) -> Float32:
         raise _no_floats(path, name, f"{tensor.dtype} ({tensor.layout})")
     plain = tensor.detach().float() if tensor.dtype == torch.bfloat16 else tensor.detach()
     return _widened(plain.numpy(), dtypes[tensor.dtype], path, name)
-
-
-def _torch_load(path: Path) -> Mapping[Any, Any]:
-    import pickle
-    import warnings
-    import zipfile
-
-    import torch
-
-    name = printable(str(path))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickle protocols: nothing that a user can act on
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise FileError(f"cannot open {name}: {error.strerror or error}") from error
-    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError, KeyError) as error:
-        reason = printable(str(error).splitlines()[0] if str(error) else type(error).__name__, 120)
-        raise FormatError(
-            f"{name}: not a torch checkpoint of plain tensors, and pickled code is never run: {reason}"
-        ) from error
-    if not isinstance(loaded, Mapping):
-        raise FormatError(f"{name}: must hold a state dict, holds a {type(loaded).__name__}")
-    return loaded
 
 
 # ---------------------------------------------------------------------------------------------------------------------

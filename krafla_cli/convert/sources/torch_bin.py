@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
-import struct
-import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +11,11 @@ import numpy.typing as npt
 
 from krafla_cli.convert.sources.base import Source
 from krafla_cli.errors import FormatError, UnsupportedError
-from krafla_cli.formats.cursor import open_regular
 from krafla_cli.formats.text import printable
+from krafla_cli.torch_file import load_torch
 
 if TYPE_CHECKING:
     import torch
-
-# What torch's reader raises for damaged files; it lets everything through that its parsing runs into.
-_UNREADABLE = (
-    RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError,
-    OSError, struct.error,
-)  # fmt: skip
 
 
 class TorchSource(Source):
@@ -71,27 +63,9 @@ def _from(tensors: dict[str, torch.Tensor], path: Path, name: str) -> torch.Tens
 def _load(path: Path) -> dict[str, torch.Tensor]:
     import torch
 
-    name = printable(str(path))
-    with open_regular(path) as f:
-        is_zip = f.read(4) == b"PK\x03\x04"
-    try:
-        # Old files (before torch 1.6) are no zip archives and cannot be mapped.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickle protocols
-            document = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip or None)
-    except pickle.UnpicklingError as error:
-        raise UnsupportedError(
-            f"{name}: no pickle of tensors alone: it is damaged, or could run code, and is not opened; "
-            "use the checkpoint's safetensors"
-        ) from error
-    except _UNREADABLE as error:
-        raise FormatError(f"{name}: no readable torch checkpoint: {printable(_first_line(error))}") from error
-    if isinstance(document, dict) and isinstance(document.get("state_dict"), dict):
+    document = load_torch(path)
+    if isinstance(document.get("state_dict"), Mapping):
         document = document["state_dict"]
-    if not isinstance(document, dict) or not all(isinstance(t, torch.Tensor) for t in document.values()):
-        raise FormatError(f"{name}: holds no state dict (names and tensors)")
+    if not all(isinstance(t, torch.Tensor) for t in document.values()):
+        raise FormatError(f"{printable(str(path))}: holds no state dict (names and tensors)")
     return {str(k): t for k, t in document.items()}
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

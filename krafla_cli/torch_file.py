@@ -1,0 +1,48 @@
+"""The one place where torch checkpoints (.bin, .pt) are opened: tensors are read, pickled code never runs."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from krafla_cli.errors import FormatError, UnsupportedError
+from krafla_cli.formats.cursor import open_regular
+from krafla_cli.formats.text import printable
+
+# What torch's reader raises for damaged files; it lets everything through that its parsing runs into.
+_UNREADABLE = (
+    RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError,
+    OSError, struct.error,
+)  # fmt: skip
+
+
+def load_torch(path: Path) -> Mapping[Any, Any]:
+    """The mapping that a torch checkpoint holds, its tensors mapped where the file allows it.
+
+    Raises FileError (cannot be opened), UnsupportedError (a pickle that holds more than tensors, and could run code),
+    FormatError (no readable checkpoint, or no mapping).
+    """
+    import torch
+
+    name = printable(str(path))
+    with open_regular(path) as f:
+        is_zip = f.read(4) == b"PK\x03\x04"  # files from before torch 1.6 are none, and cannot be mapped
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickle protocols: nothing that a user can act on
+            document = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip or None)
+    except pickle.UnpicklingError as error:
+        raise UnsupportedError(
+            f"{name}: no pickle of tensors alone: it is damaged, or could run code, and is not opened; "
+            "use the checkpoint's safetensors"
+        ) from error
+    except _UNREADABLE as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise FormatError(f"{name}: no readable torch checkpoint: {printable(reason)}") from error
+    if not isinstance(document, Mapping):
+        raise FormatError(f"{name}: must hold a state dict, holds a {type(document).__name__}")
+    return document
