@@ -124,9 +124,9 @@ def pieces(mlt: Mlt, n_pieces: int) -> Iterator[str]:
         yield from (text, f"word{text} {text}")
 
 
-def lines(mlt: Mlt, n_lines: int = 2500) -> list[str]:
-    """The corpus for ``mlt``; at least ``n_lines`` lines, most of them for the larger values of it."""
-    rng = random.Random(20240229)
+def lines(mlt: Mlt, n_lines: int = 2500, seed: int = 0) -> list[str]:
+    """The corpus for ``mlt``: at least ``n_lines`` lines. The more, the more characters, pieces and mixtures."""
+    rng = random.Random(seed)
     added = [t.data.decode("utf-8") for t in mlt.tokens if t.attr == ATTR_ADDED]
     some_added = added[:: max(1, len(added) * 8 // n_lines)]
     out = ["", *SENTENCES, *(f" {s}" for s in SENTENCES), *FRAGMENTS, *blanks(), *around(some_added)]

@@ -72,8 +72,8 @@ class GgmlTokenizer:
     """The values of tokenizer.ggml.* and tokenizer.huggingface.json.
 
     ``special``: "bos", "eos", "unknown", "padding", "eot", "eom" -> id. ``add_bos``, ``add_space_prefix`` None: not
-    stated. ``scores`` are those of SentencePiece; ``merges`` those of byte-level BPE, "a b". ``swallows_blanks``: blanks
-    after an added token are dropped (llama.cpp's rule for Phi-3, which the file does not state).
+    stated. ``scores`` are those of SentencePiece; ``merges`` those of byte-level BPE, "a b".
+    ``swallows_blanks``: blanks after an added token are dropped (llama.cpp's rule for Phi-3, which no file states).
     """
 
     model: str
@@ -415,8 +415,20 @@ def _space_prefix(document: Document, steps: list[Document], remarks: list[str])
 
 
 def _scores_of_merges(texts: Sequence[str], merges: Sequence[tuple[str, ...]]) -> list[float]:
-    """A score for each token that orders pieces as the merge rules do; pieces that no rule makes come last."""
-    ranks: dict[str, int] = {}
-    for left, right in merges:
-        ranks.setdefault(left + right, len(ranks))
-    return [-float(ranks.get(text, len(ranks))) for text in texts]
+    """A score for each token that orders pieces as the merge rules do; pieces that no rule makes come last.
+
+    Pieces whose rules are mixed with each other share a score.
+    """
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for rank, (left, right) in enumerate(merges):
+        first.setdefault(left + right, rank)
+        last[left + right] = rank
+    scores: dict[str, float] = {}
+    end, score = -1, 0.0
+    for piece, rank in first.items():
+        if rank > end:
+            score -= 1.0
+        scores[piece] = score
+        end = max(end, last[piece])
+    return [scores.get(text, score - 1.0) for text in texts]
