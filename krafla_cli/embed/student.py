@@ -144,6 +144,8 @@ def _weights_file(source: Path) -> Path:
     if not source.is_dir():
         if source.suffix not in (*TORCH_SUFFIXES, ".safetensors"):
             raise FileError(f"{name}: a checkpoint is a folder, or a file named *.safetensors, *.pt, *.pth or *.bin")
+        if _is_packed(source):
+            raise FileError(f"{name}: is a packed LEMB model already; give the student that it was made of")
         return source
     for suffixes in ((".safetensors",), TORCH_SUFFIXES):
         found = sorted(p for p in source.iterdir() if p.suffix in suffixes and p.is_file() and not _is_packed(p))
