@@ -33,7 +33,7 @@ ROWS = struct(
 )
 WEIGHT_KINDS = {"float32": 0, "uint16": 1, "float16": 2}  # uint16 holds the bits of bfloat16
 _PARAMS = (ROWS, "i64", "i64", "f32*")  # the rows from, to; scratch memory
-SCRATCH_FLOATS = 8192
+SCRATCH_FLOATS = 9216
 
 Q8_0 = Native("quantize", "quantize_q8_0", _PARAMS)
 Q4_0_FIT = Native("quantize_q4", "quantize_q4_0_fit", _PARAMS)
