@@ -230,10 +230,22 @@ def _document(
 def _vocabulary(ggml: GgmlTokenizer, name: str) -> dict[str, int]:
     """Text -> id, without fillers that make up for rows without a token. Raises FormatError for a repeated text."""
     vocab: dict[str, int] = {}
-    for i, (text, kind) in enumerate(zip(ggml.tokens, ggml.types, strict=True)):
+    for i, (text, kind) in enumerate(zip(_pieces(ggml), ggml.types, strict=True)):
         if kind != UNUSED and vocab.setdefault(text, i) != i:
             raise FormatError(f'{name}: tokens {vocab[text]} and {i} are both "{printable(text, 40)}"')
     return vocab
+
+
+def _pieces(ggml: GgmlTokenizer) -> list[str]:
+    """The tokens as the vocabulary spells them: GGUF writes SentencePiece's runs of blanks with spaces."""
+    if ggml.model != SENTENCEPIECE:
+        return list(ggml.tokens)
+    both = zip(ggml.tokens, ggml.types, strict=True)
+    return [t.replace(" ", SPACE_MARK) if kind == USER_DEFINED and _is_blank(t) else t for t, kind in both]
+
+
+def _is_blank(text: str) -> bool:
+    return not text.strip(f" {SPACE_MARK}")
 
 
 def _added_tokens(ggml: GgmlTokenizer) -> list[Document]:
@@ -245,7 +257,7 @@ def _added_tokens(ggml: GgmlTokenizer) -> list[Document]:
     return [
         {"id": i, "content": text, **settings, "rstrip": swallows(text), "special": kind != USER_DEFINED}
         for i, (text, kind) in enumerate(zip(ggml.tokens, ggml.types, strict=True))
-        if kind in (CONTROL, UNKNOWN, USER_DEFINED)
+        if kind in (CONTROL, UNKNOWN) or (kind == USER_DEFINED and not _is_blank(text))
     ]
 
 
@@ -280,7 +292,8 @@ def _merges_of_scores(ggml: GgmlTokenizer, name: str) -> list[tuple[str, str]]:
     """
     if len(ggml.scores) != len(ggml.tokens):
         raise FormatError(f"{name}: {len(ggml.scores)} scores for {len(ggml.tokens)} tokens")
-    pieces = {t: i for i, (t, kind) in enumerate(zip(ggml.tokens, ggml.types, strict=True)) if kind == NORMAL}
+    usable = (NORMAL, USER_DEFINED)
+    pieces = {t: i for i, (t, kind) in enumerate(zip(_pieces(ggml), ggml.types, strict=True)) if kind in usable}
     by_length = ggml.add_space_prefix is False
     rules = []
     for piece, i in pieces.items():

@@ -10,9 +10,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from krafla_cli.errors import FileError, FormatError
+from krafla_cli.errors import FileError, FormatError, InputError
 from krafla_cli.formats.cursor import map_file
 from krafla_cli.formats.json_file import MAX_JSON_BYTES, read_json_object
+from krafla_cli.formats.mlt import MAGIC
 from krafla_cli.formats.text import printable
 
 TOKENIZER_JSON = "tokenizer.json"
@@ -50,8 +51,10 @@ def tokenizer_path(path: str | os.PathLike[str]) -> Path:
 
 
 def read_source(path: str | os.PathLike[str]) -> Source:
-    """Reads a folder's tokenizer or a tokenizer.json. Raises FileError, FormatError."""
+    """Reads a folder's tokenizer or a tokenizer.json. Raises FileError, FormatError, InputError (it is a .mlt)."""
     found = tokenizer_path(path)
+    if map_file(found)[:4] == MAGIC:
+        raise InputError(f"{printable(str(found))} is a .mlt already; --encode, --decode and --dump show what is in it")
     document = read_json_object(found)
     return Source(found, document, load_json(found), read_config(found.parent))
 
