@@ -101,7 +101,7 @@ def test_encode_and_decode(folder: Path, converted: Path, capsys: pytest.Capture
 def test_encode_reads_stdin(
     converted: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("a b\n".encode())))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a b\n")))
     rows = json.loads(run(capsys, converted, "--encode", "-", "--json")[1])["tokens"]
     assert [row["text"] for row in rows] == ["a", " b", "\n"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xffb")))
