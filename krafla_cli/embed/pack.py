@@ -35,6 +35,7 @@ Array = npt.NDArray[Any]
 
 MODEL_ID_BYTES = 16
 _MAX_CODES = {"int8": 127, "int4": 7}
+_ROWS_AT_ONCE = 8192
 _TURKISH_CAVEAT = (
     "lower-casing is locale-dependent in Turkish (İ -> i, I -> ı): a plain lower-case makes i̇ (i and a combining dot) "
     "of İ, which is not what a Turkish tokenizer was trained on; do_lower_case must be off for Turkish models"
@@ -90,7 +91,7 @@ def pack(source: Path, options: PackOptions, progress: Progress = SILENT) -> Pac
     weights = dict(student.weights)
     if options.fingerprint_key is not None:
         _fold_fingerprint(weights, header, options.fingerprint_key)
-    rows = _quantized_rows(weights["embedding.weight"], options.embedding_quant)
+    rows = _quantized_rows(weights["embedding.weight"], options.embedding_quant, progress)
     arrays = _arrays(header, weights, rows)
     model = LembModel(header, vocabulary.tokens, vocabulary.config, arrays, options.metadata)
     return Packed(
@@ -180,10 +181,18 @@ def _fold_fingerprint(weights: dict[str, Float32], header: Header, key: bytes) -
             weights[name] = rotate(weights[name].astype(np.float64), blocks).astype(np.float32)
 
 
-def _quantized_rows(rows: Float32, encoding: str) -> QuantizedRows | None:
+def _quantized_rows(rows: Float32, encoding: str, progress: Progress) -> QuantizedRows | None:
+    """The embedding table's codes and scales; None for fp32."""
     if encoding == "fp32":
         return None
-    return ternary_rows(rows) if encoding == "ternary" else symmetric_rows(rows, _MAX_CODES[encoding])
+    parts = []
+    progress.start("quantizing the embedding table", len(rows), "row")
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        part = rows[start : start + _ROWS_AT_ONCE]
+        parts.append(ternary_rows(part) if encoding == "ternary" else symmetric_rows(part, _MAX_CODES[encoding]))
+        progress.advance(len(part))
+    progress.finish()
+    return QuantizedRows(np.concatenate([p.codes for p in parts]), np.concatenate([p.scales for p in parts]))
 
 
 def _errors(rows: Float32, quantized: QuantizedRows | None, encoding: str) -> tuple[float, float | None]:

@@ -14,7 +14,7 @@ def limit_library_threads(threads: int | None) -> int:
     for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
         os.environ.setdefault(name, "1")
     if threads is None:
-        from krafla_cli.kernels.team import physical_cores
+        from krafla_cli.kernels.cores import physical_cores
 
         threads = physical_cores()
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +19,11 @@ _NPY_MAGIC = b"\x93NUMPY\x01\x00"
 _NPY_HEADER_BYTES = 128  # room for any number of rows
 
 
-class VectorWriter(Protocol):
-    """Receives texts and their rows in order; ``finish`` completes the file."""
-
-    def write(self, texts: Sequence[str], rows: Float32) -> None: ...
-
-    def finish(self) -> None: ...
-
-
 def vector_writer(path: Path) -> type[NpyWriter] | type[JsonLinesWriter]:
-    """The writer that the name of ``path`` asks for. Raises UsageError for other names."""
+    """The writer that the name of ``path`` asks for: ``write`` texts and rows in order, then ``finish``.
+
+    Raises UsageError for other names.
+    """
     writers: dict[str, type[NpyWriter] | type[JsonLinesWriter]] = {".npy": NpyWriter, ".jsonl": JsonLinesWriter}
     if path.suffix not in writers:
         raise UsageError(f"{printable(str(path))}: embeddings are written as .npy or .jsonl")

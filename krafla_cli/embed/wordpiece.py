@@ -9,7 +9,7 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from krafla_cli.errors import InputError
+from krafla_cli.embed.texts import check_unicode
 from krafla_cli.formats.lemb import LembModel
 
 
@@ -40,19 +40,12 @@ class TextEncoder:
         """The ids of each text, wrapped and cut. Raises InputError for a text that is not valid Unicode."""
         try:
             encoded = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError) as error:
-            bad = next((i for i, text in enumerate(texts) if not _is_unicode(text)), 0)
-            raise InputError(f"text {bad + 1} holds half of a surrogate pair, which is no character") from error
+        except TypeError:  # what the library makes of half a surrogate pair
+            for number, text in enumerate(texts, 1):
+                check_unicode(text, f"text {number}")
+            raise
         return [[self.cls, *e.ids, self.sep][: self.max_seq_len] for e in encoded]
 
     def active_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """``ids`` cut to as many as are not padding, as section 6.1 counts them."""
         return [ids[: len(ids) - ids.count(self.pad)] for ids in self.ids(texts)]
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +47,8 @@ from krafla_cli.formats.lemb_layout import (
 from krafla_cli.formats.text import printable
 from krafla_cli.formats.writer import AlignedWriter
 
-Array = npt.NDArray[Any]
-Path_ = str | os.PathLike[str]
+Array: TypeAlias = npt.NDArray[Any]
+PathLike: TypeAlias = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class LembModel:
     metadata: bytes | None = None
 
 
-def read(path: Path_) -> LembModel:
+def read(path: PathLike) -> LembModel:
     """The model in ``path``, its arrays as views of the mapped file.
 
     Raises FileError (cannot be opened), FormatError or ShapeError: the first fault. There is no partial load.
@@ -78,7 +78,7 @@ def read(path: Path_) -> LembModel:
     return _parse(data, sections)
 
 
-def validate(path: Path_) -> Report:
+def validate(path: PathLike) -> Report:
     """Every fault of the file, as far as going on is safe. Raises FileError when it cannot be opened."""
     data = map_file(path)
     report = Report(str(path), "lemb")
@@ -112,7 +112,7 @@ def _vocab_entries(content: bytes) -> Iterator[str]:
 # Writing
 
 
-def write(path: Path_, model: LembModel, force: bool = False, inputs: tuple[Path, ...] = ()) -> str:
+def write(path: PathLike, model: LembModel, force: bool = False, inputs: tuple[Path, ...] = ()) -> str:
     """Writes ``model``; returns the SHA-256 that ends the file, in hexadecimal. The file appears when it is complete.
 
     Raises FormatError, ShapeError (the header or the arrays break a rule: nothing is written), UnsupportedError (a
@@ -204,7 +204,7 @@ def _table_bytes(lengths: Mapping[int, int]) -> bytes:
 # Describing
 
 
-def describe(path: Path_) -> dict[str, Any]:
+def describe(path: PathLike) -> dict[str, Any]:
     """What a file says of itself, ready for JSON: header, sections, metadata (as it is: not safe to print), hash.
 
     Raises FileError, FormatError or ShapeError: a file that is not valid is not described.

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from krafla_cli.kernels.cores import physical_cores
 from krafla_cli.kernels.native import Native
 from krafla_cli.kernels.structs import address, struct
-from krafla_cli.kernels.team import aligned_zeros, physical_cores
+from krafla_cli.kernels.team import aligned_zeros
 
 # Arrays of [rows, n_blocks] blocks of 32: ``w`` the weights' bytes, of type ``kind`` (the value of WEIGHT_KINDS);
 # ``importance`` float32 [cols] of the input channels, or null. Results: ``q`` the quants; ``d`` the scales, f16 if

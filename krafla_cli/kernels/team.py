@@ -12,10 +12,10 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from krafla_cli.kernels.cores import physical_cores
 from krafla_cli.kernels.native import Native, Param
 from krafla_cli.kernels.structs import Struct, Words, address, struct
 
@@ -108,21 +108,6 @@ class _Worker:
             self._wake.acquire()
             if self._work is not None:
                 self._team.run_member(self._thread, *self._work)
-
-
-def physical_cores() -> int:
-    """The physical cores that this process may run on."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    cores = {_core_of(cpu) for cpu in allowed}
-    return max(1, len(cores))
-
-
-def _core_of(cpu: int) -> str:
-    """What tells the physical core of a logical one: its siblings, or its own number where that is not known."""
-    try:
-        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
-    except OSError:
-        return str(cpu)
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
