@@ -5,7 +5,7 @@ MLB    := $(VENV)/bin/mlb
 BASE_PYTHON ?= python3
 PIP_INSTALL := $(PYTHON) -m pip install --quiet --disable-pip-version-check -c scripts/constraints.txt
 
-.PHONY: demo real test test-slow lint format bench docs clean
+.PHONY: demo real test test-slow lint format bench fuzz docs clean
 
 $(VENV)/.installed: pyproject.toml scripts/constraints.txt
 	test -x $(PYTHON) || $(BASE_PYTHON) -m venv $(VENV)
@@ -36,6 +36,9 @@ lint: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
+
+fuzz: $(VENV)/.installed-dev
+	$(PYTHON) scripts/fuzz.py --seconds 300 --keep .
 
 docs: $(VENV)/.installed-dev
 	$(PYTHON) scripts/docs.py

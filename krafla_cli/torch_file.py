@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from krafla_cli.errors import FormatError, UnsupportedError
-from krafla_cli.formats.cursor import open_regular
+from krafla_cli.formats.cursor import map_file
 from krafla_cli.formats.text import printable
 
 # What torch's reader raises for damaged files; it lets everything through that its parsing runs into.
@@ -29,12 +29,15 @@ def load_torch(path: Path) -> Mapping[Any, Any]:
     import torch
 
     name = printable(str(path))
-    with open_regular(path) as f:
-        is_zip = f.read(4) == b"PK\x03\x04"  # files from before torch 1.6 are none, and cannot be mapped
+    data = map_file(path)
+    is_zip = data[:4] == b"PK\x03\x04"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols: nothing that a user can act on
-            document = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip or None)
+            # Files from before torch 1.6 are no zip archives and cannot be mapped by torch. They are read through the
+            # map all the same: it never gives more bytes than there are, whatever lengths the file states.
+            source = path if is_zip else data.obj
+            document = torch.load(source, map_location="cpu", weights_only=True, mmap=is_zip or None)
     except pickle.UnpicklingError as error:
         raise UnsupportedError(
             f"{name}: no pickle of tensors alone: it is damaged, or could run code, and is not opened; "

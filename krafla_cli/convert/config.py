@@ -66,7 +66,8 @@ class ModelConfig:
 
     def checked_integer(self, key: str, value: Any, least: int = 1) -> int:
         """``value`` of ``key`` as a whole number."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < least:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
+        if not is_number or value != int(value) or value < least:
             raise self.error(key, f"must be a whole number of at least {least}, is {printable(str(value))}")
         return int(value)
 

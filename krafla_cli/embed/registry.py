@@ -157,7 +157,7 @@ def _lock(fd: int) -> None:
 def _read_all(fd: int) -> bytes:
     with os.fdopen(os.dup(fd), "rb") as f:
         f.seek(0)
-        return f.read(_MAX_BYTES + 1)
+        return f.read(min(os.fstat(fd).st_size, _MAX_BYTES) + 1)  # a buffer for what is there, not for the limit
 
 
 def _append(fd: int, line: bytes, size: int) -> None:

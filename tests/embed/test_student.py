@@ -118,9 +118,7 @@ def test_pickled_code_is_never_run(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_broken_torch_files(tmp_path: Path, content: bytes) -> None:
     folder = torch_student(tmp_path / "s", {})
     (folder / "student.pt").write_bytes(content)
-    with pytest.raises(
-        (FormatError, UnsupportedError), match=r"no readable torch|no pickle of tensors"
-    ):
+    with pytest.raises((FormatError, UnsupportedError), match=r"no readable torch|no pickle of tensors"):
         read_student(folder)
 
 
