@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import random
 import struct
 import sys
@@ -238,6 +239,4 @@ def main(readers: list[Reader], arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests.helpers.readers import readers
-
-    sys.exit(main(readers()))
+    sys.exit(main(importlib.import_module("tests.helpers.readers").readers()))

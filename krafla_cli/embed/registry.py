@@ -37,7 +37,7 @@ def read_registry(path: Path, progress: Progress = SILENT) -> dict[int, License]
     try:
         with path.open("rb") as f:
             _check_mode(f.fileno(), path, progress)
-            data = f.read(_MAX_BYTES + 1)
+            data = _read_all(f.fileno())
     except OSError as error:
         raise FileError(f"cannot open {printable(str(path))}: {os_reason(error)}") from error
     return _parse(data, printable(str(path)))
