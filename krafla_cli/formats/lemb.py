@@ -8,7 +8,7 @@ Source: the LEMB specification, sections 2 to 5.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,6 +27,7 @@ from krafla_cli.formats.lemb_check import (
     hashes,
     parse_metadata,
     read_table,
+    vocab_entries,
 )
 from krafla_cli.formats.lemb_layout import (
     ALIGNMENT,
@@ -96,16 +97,9 @@ def _parse(data: memoryview, sections: dict[int, Section]) -> LembModel:
         for spec in section_tensors(header, kind)
     }
     metadata = bytes(content[METADATA]) if METADATA in content else None
-    vocab = tuple(_vocab_entries(bytes(content[TOKENIZER_VOCAB])))
+    tokens, _ = vocab_entries(bytes(content[TOKENIZER_VOCAB]), header.vocab_size)
+    vocab = tuple(token.decode() for token in tokens)
     return LembModel(header, vocab, TokenizerConfig.from_bytes(content[TOKENIZER_CONFIG]), arrays, metadata)
-
-
-def _vocab_entries(content: bytes) -> Iterator[str]:
-    position = 0
-    while position < len(content):
-        end = position + 1 + content[position]
-        yield content[position + 1 : end].decode()
-        position = end
 
 
 # ---------------------------------------------------------------------------------------------------------------------

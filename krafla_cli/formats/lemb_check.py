@@ -264,38 +264,54 @@ def _tensor_fault(content: memoryview, spec: TensorSpec, section: Section) -> Fa
 
 def _check_vocab(content: memoryview, header: Header, section: Section, report: Report) -> None:
     """``vocab_size`` entries that fill the section, each valid UTF-8, no two alike."""
-    where = f"section {section.name}"
-    raw = bytes(content)
-    seen: dict[bytes, int] = {}
-    faults: list[Fault] = []
-    position = 0
-    for token_id in range(header.vocab_size):
-        end = position + 1 + raw[position] if position < len(raw) else position + 1
-        if end > len(raw):
-            text = f"ends inside entry {token_id} of {header.vocab_size}"
-            report.fault(FORMAT, where, section.offset + position, text)
-            return
-        token = raw[position + 1 : end]
-        faults.extend(_token_faults(token, token_id, seen, section.offset + position))
-        seen.setdefault(token, token_id)
-        position = end
-    if position != len(raw):
-        text = f"{section.length} bytes, {header.vocab_size} entries use {position}"
+    where, raw = f"section {section.name}", bytes(content)
+    tokens, end = vocab_entries(raw, header.vocab_size)
+    if len(tokens) < header.vocab_size:
+        text = f"ends inside entry {len(tokens)} of {header.vocab_size}"
+        report.fault(FORMAT, where, section.offset + end, text)
+        return
+    if end != len(raw):
+        text = f"{section.length} bytes, {header.vocab_size} entries use {end}"
         report.fault(SHAPE, where, section.entry_offset, text)
-    report.faults.extend(faults[:_MAX_LISTED])
-    if len(faults) > _MAX_LISTED:
-        report.fault(FORMAT, where, None, f"{len(faults) - _MAX_LISTED} more entries are wrong")
+    # A line feed continues no character, so that the whole is valid UTF-8 only if each entry is.
+    if len(set(tokens)) < len(tokens) or not _is_utf8(b"\n".join(tokens)):
+        faults = list(_token_faults(tokens, section.offset))
+        report.faults.extend(faults[:_MAX_LISTED])
+        if len(faults) > _MAX_LISTED:
+            report.fault(FORMAT, where, None, f"{len(faults) - _MAX_LISTED} more entries are wrong")
 
 
-def _token_faults(token: bytes, token_id: int, seen: dict[bytes, int], offset: int) -> Iterator[Fault]:
-    if token in seen:
-        text = f'entry {token_id} is "{printable_bytes(token)}" as is entry {seen[token]}'
-        yield Fault(FORMAT, "section TOKENIZER_VOCAB", offset, text)
+def vocab_entries(raw: bytes, n: int) -> tuple[list[bytes], int]:
+    """The first ``n`` entries of a TOKENIZER_VOCAB section, fewer where it ends; and the offset after the last."""
+    tokens: list[bytes] = []
+    position = 0
+    while len(tokens) < n and position < len(raw):
+        end = position + 1 + raw[position]
+        if end > len(raw):
+            break
+        tokens.append(raw[position + 1 : end])
+        position = end
+    return tokens, position
+
+
+def _is_utf8(data: bytes) -> bool:
     try:
-        token.decode("utf-8")
+        data.decode("utf-8")
     except UnicodeDecodeError:
-        text = f'entry {token_id} is no valid UTF-8: "{printable_bytes(token)}"'
-        yield Fault(FORMAT, "section TOKENIZER_VOCAB", offset, text)
+        return False
+    return True
+
+
+def _token_faults(tokens: list[bytes], offset: int) -> Iterator[Fault]:
+    where = f"section {SECTION_NAMES[TOKENIZER_VOCAB]}"
+    seen: dict[bytes, int] = {}
+    for token_id, token in enumerate(tokens):
+        shown = f'entry {token_id} is "{printable_bytes(token)}"'
+        if seen.setdefault(token, token_id) != token_id:
+            yield Fault(FORMAT, where, offset, f"{shown} as is entry {seen[token]}")
+        if not _is_utf8(token):
+            yield Fault(FORMAT, where, offset, f"{shown}, which is no valid UTF-8")
+        offset += 1 + len(token)
 
 
 def _tokenizer_faults(content: memoryview, header: Header, section: Section) -> Iterator[Fault]:
@@ -309,9 +325,7 @@ def _tokenizer_faults(content: memoryview, header: Header, section: Section) -> 
     for fault in TOKENIZER_LAYOUT.faults(values):
         message = f"{fault.message}; vocab_size is {header.vocab_size}"
         yield Fault(fault.status, fault.where, section.offset + (fault.offset or 0), message)
-    try:
-        bytes(content[fixed:]).decode("utf-8")
-    except UnicodeDecodeError:
+    if not _is_utf8(bytes(content[fixed:])):
         yield Fault(FORMAT, where, section.offset + fixed, "the prefix is no valid UTF-8")
 
 

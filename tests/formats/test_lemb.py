@@ -417,7 +417,7 @@ def test_vocabulary_entries(valid: Path, tmp_path: Path) -> None:
     raw = RawFile.of(valid).patch(TOKENIZER_VOCAB, 8, b"PAD")  # [UNK] becomes [PAD]
     assert 'entry 1 is "[PAD]" as is entry 0' in refused(tmp_path, raw.to_bytes())
     raw = RawFile.of(valid).patch(TOKENIZER_VOCAB, 1, b"\xff")
-    assert r'entry 0 is no valid UTF-8: "\xffPAD]"' in refused(tmp_path, raw.to_bytes())
+    assert r'entry 0 is "\xffPAD]", which is no valid UTF-8' in refused(tmp_path, raw.to_bytes())
     raw = RawFile.of(valid).patch(TOKENIZER_VOCAB, 0, b"\xff")
     assert f"ends inside entry 0 of {len(VOCAB)}" in refused(tmp_path, raw.to_bytes())
 
