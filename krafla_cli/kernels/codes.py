@@ -30,7 +30,7 @@ _LARGEST_FLOAT = np.float32(3.4028235e38)
 def quantize_block(values: Pointer, i: int, a: Operands, block: int, step: Operands) -> None:
     """Codes of values[i : i + 32] as block ``block`` of a.codes, a.dx, a.sx.
 
-    A value that is NaN or infinite is recorded in step.fault: 1 + a.place, and its index in ``values``.
+    The first value that is NaN or infinite is recorded in step.fault: 1 + a.place, its index in ``values``, if NaN.
     """
     v0 = load_f32(values, i)
     v1 = load_f32(values, i + 8)
@@ -68,3 +68,4 @@ def _record_fault(values: Pointer, i: int, a: Operands, step: Operands) -> None:
             j += 1
         step.fault[0] = 1 + a.place
         step.fault[1] = j
+        step.fault[2] = np.int64(values[j] != values[j])

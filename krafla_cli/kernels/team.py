@@ -19,7 +19,7 @@ from krafla_cli.kernels.cores import physical_cores
 from krafla_cli.kernels.native import Native, Param
 from krafla_cli.kernels.structs import Struct, Words, address, struct
 
-# n_tokens positions from ``position`` on are computed in this step. ``fault`` [2] is set by an operation that meets a
+# n_tokens positions from ``position`` on are computed in this step. ``fault`` [3] is set by an operation that meets a
 # number it cannot represent.
 STEP = struct("STEP", n_tokens="i64", position="i64", ids="i64*", fault="i64*")
 MEMBER = struct("MEMBER", counter="i64*", thread="i64", n_threads="i64", scratch="u8*")

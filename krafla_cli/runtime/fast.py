@@ -48,7 +48,7 @@ class FastEngine(Engine):
         self._model = model
         self._buffers = Buffers(h, min(BATCH, options.n_ctx), options.n_ctx)
         self._memory = self._new_memory()
-        self._fault = np.zeros(2, np.int64)
+        self._fault = np.zeros(3, np.int64)
         self._one = _Programs(model, self._buffers, self._memory, one_position=True)
         self._many = _Programs(model, self._buffers, self._memory, one_position=False)
         calls = (*self._one.calls, *self._many.calls)
@@ -116,7 +116,7 @@ class FastEngine(Engine):
             n_channels = next(i.values.shape[1] for i in inputs if i.slot == slot)
             where = "the classifier's input" if layer is None else f"layer {layer}, {slot}"
             channel = int(self._fault[1]) % n_channels
-            raise DataError(f"{where}: channel {channel} of an activation is not finite")
+            raise DataError(f"{where}: channel {channel} of an activation is {'NaN' if self._fault[2] else 'infinite'}")
 
     # -----------------------------------------------------------------------------------------------------------------
     # The recurrent state

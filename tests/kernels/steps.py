@@ -24,7 +24,7 @@ def run(
     **operands: Any,
 ) -> np.ndarray:
     """Runs an operation; the results are in its operands. Returns step.fault."""
-    fault = np.zeros(2, np.int64)
+    fault = np.zeros(3, np.int64)
     ids = np.zeros(1, np.int64) if ids is None else np.asarray(ids, np.int64)
     step = STEP.pack(n_tokens=n_tokens, position=position, ids=ids, fault=fault)
     Team(n_threads, SCRATCH_BYTES).run(Program([Call(native, layout.pack(**operands))]), step)

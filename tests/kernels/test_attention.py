@@ -1,4 +1,4 @@
-"""Heads and attention against float64: groups, windows, caps, rests of every size, chunks; the same bits for any split."""
+"""Heads and attention against float64: groups, windows, caps, chunks, rests of every size; equal bits for any split."""
 
 from __future__ import annotations
 
