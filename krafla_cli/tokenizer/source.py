@@ -15,6 +15,7 @@ from krafla_cli.formats.cursor import map_file
 from krafla_cli.formats.json_file import MAX_JSON_BYTES, read_json_object
 from krafla_cli.formats.mlt import MAGIC
 from krafla_cli.formats.text import printable
+from krafla_cli.tokenizer.pipeline import parts
 
 TOKENIZER_JSON = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -99,6 +100,20 @@ def parse_tokenizer(data: bytes | memoryview, name: str) -> Tokenizer:
     except BaseException as error:  # the library raises plain Exception, and panics as BaseException
         reason = printable(" ".join(str(error).split()))
         raise FormatError(f"{name}: the tokenizers library cannot read it: {reason}") from error
+    _check_post_processor(tokenizer, name)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _check_post_processor(tokenizer: Tokenizer, name: str) -> None:
+    """Refuses a template with tokens that it does not define; the library reads it, and panics when it encodes."""
+    for part in parts(tokenizer, "post_processor"):
+        if part["type"] != "TemplateProcessing":
+            continue
+        steps = [step["SpecialToken"]["id"] for step in part["single"] + part["pair"] if "SpecialToken" in step]
+        unknown = next((token for token in steps if token not in part["special_tokens"]), None)
+        if unknown is not None:
+            raise FormatError(
+                f"{name}: post_processor: the token {printable(unknown)!r} is not among its special_tokens"
+            )

@@ -354,6 +354,44 @@ def test_broken_and_missing_files(tmp_path: Path) -> None:
             convert_tokenizer(tmp_path)
 
 
+def test_a_post_processor_that_would_crash_the_library(tmp_path: Path, toy: Toy) -> None:
+    folder = toys.write(tmp_path, toy("gpt2") | {"post_processor": toys.template("<none>")})
+    for action in (convert_tokenizer, load_tokenizer):
+        with pytest.raises(FormatError, match="post_processor: the token '<none>' is not among its special_tokens"):
+            action(folder)
+
+
+def test_lone_surrogates_in_json(tmp_path: Path, toy: Toy) -> None:
+    document = toy("gpt2")
+    document["added_tokens"][0]["content"] = "\ud800"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(FormatError, match="the tokenizers library cannot read it"):
+        convert_tokenizer(tmp_path)
+
+
+def test_pieces_that_contain_a_space(tmp_path: Path, toy: Toy) -> None:
+    """Merges as pairs can hold them; text never leads to them, as its spaces are ▁ by then."""
+    document = toy("llama2")
+    vocab = document["model"]["vocab"]
+    first = len(vocab)
+    document["model"]["vocab"] |= {" ": first, " e": first + 1}
+    document["model"]["merges"].append([" ", "e"])
+    converted = convert(tmp_path, document)
+    assert converted.tokens[first : first + 2] == (Token(0, b" "), Token(0, b" e"))
+    assert converted.merges[-1].tolist() == [first, vocab["e"], first + 1]
+
+
+NEMO = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def test_mistral_nemo_is_refused_for_its_pattern(tmp_path: Path, toy: Toy) -> None:
+    document = toy("llama3") | {"pre_tokenizer": toys.sequence(toys.split(NEMO), toys.BYTE_LEVEL)}
+    assert "pre_tokenizer: Split by " in refusal(tmp_path, document)
+
+
 def test_hostile_ids_do_not_allocate(tmp_path: Path, toy: Toy) -> None:
     document = toy("gpt2")
     document["model"]["vocab"]["zzz"] = 2**32 - 1
