@@ -6,6 +6,8 @@ The one place for it: convert, export and both engines use these functions. Sour
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,14 +54,69 @@ def rotation_tables(
 
 
 def _llama3(inv: Float64s, header: Header) -> Float64s:
+    return _llama3_scaled(
+        inv,
+        Llama3(header.rope_factor, header.rope_low_freq_factor, header.rope_high_freq_factor, header.rope_orig_max_seq),
+    )
+
+
+class Llama3(NamedTuple):
+    """The parameters of llama3 scaling."""
+
+    factor: float
+    low: float
+    high: float
+    original: float
+
+
+def _llama3_scaled(inv: Float64s, parameters: Llama3) -> Float64s:
     """Long wavelengths are divided by the factor, short ones kept, those between blended."""
-    factor, original = header.rope_factor, header.rope_orig_max_seq
-    low, high = header.rope_low_freq_factor, header.rope_high_freq_factor
+    factor, low, high, original = parameters
     wavelength = 2 * math.pi / inv
     blend = (original / wavelength - low) / (high - low)
     between = (1 - blend) * inv / factor + blend * inv
     scaled = np.where(wavelength > original / low, inv / factor, between)
     return np.where(wavelength < original / high, inv, scaled)
+
+
+def llama3_divisors(header: Header) -> Float64s:
+    """What llama3 scaling divides each pair's frequency by, [rot_size / 2]: what GGUF stores in its place."""
+    plain = header.rope_theta ** (-2.0 * np.arange(header.rot_size // 2, dtype=np.float64) / header.rot_size)
+    return plain / _llama3(plain, header)
+
+
+def llama3_of_divisors(divisors: Float64s, theta: float, dim: int, hints: Sequence[Llama3] = ()) -> Llama3 | None:
+    """The parameters of llama3 scaling that give ``divisors`` (float32 precision); None where there are none.
+
+    Only the ratios of low, high and original count, so low is taken as 1. Tried are ``hints``, what a fit of the
+    blended pairs gives, and, where too few are blended, the usual high = 4 with powers of two.
+    """
+    factor = float(np.max(divisors))
+    if not math.isfinite(factor) or factor <= 1:
+        return None
+    inv = theta ** (-2.0 * np.arange(dim // 2, dtype=np.float64) / dim)
+    factor = round(factor, 4) if math.isclose(factor, round(factor, 4), rel_tol=1e-6) else factor
+    usual = [Llama3(factor, 1.0, 4.0, float(1 << n)) for n in range(4, 21)]
+    for candidate in (*hints, *_fitted(divisors, inv, factor), *usual):
+        low, high = candidate.low, candidate.high
+        if candidate.factor > 1 and 0 < low < high and candidate.original > 0:
+            given = inv / _llama3_scaled(inv, candidate)
+            if np.allclose(given, divisors, rtol=2e-6, atol=0):
+                return candidate
+    return None
+
+
+def _fitted(divisors: Float64s, inv: Float64s, factor: float) -> list[Llama3]:
+    """The line through the blend of the pairs between kept and divided ones, as parameters rounded to usual values."""
+    between = (divisors > 1 + 1e-6) & (divisors < factor * (1 - 1e-6))
+    if between.sum() < 2:
+        return []
+    blend = (1 / divisors[between] - 1 / factor) / (1 - 1 / factor)
+    slope, intercept = np.polyfit(inv[between] / (2 * math.pi), blend, 1)
+    if intercept >= 0:
+        return []
+    width = float(-1 / intercept)  # high - low, with low = 1
+    return [Llama3(factor, 1.0, 1 + round(width, digits), float(round(slope * width))) for digits in (1, 3, 6)]
 
 
 def _yarn(inv: Float64s, header: Header) -> Float64s:

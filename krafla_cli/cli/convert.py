@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     "-o", "--output", type=click.Path(path_type=Path), help="The .mlb file [default: <SRC>-<wtype>.mlb here]."
 )
 @click.option(
-    "--wtype", type=click.Choice(["q8", "q4"]), default="q4", show_default=True, help="Weights as Q8_0 or Q4_0."
+    "--wtype",
+    type=click.Choice(["q8", "q4"]),
+    help="Weights as Q8_0 or Q4_0 [default: q4; matrices that a GGUF or MLLM file has in Q8_0 stay so].",
 )
 @click.option(
     "--scales", type=click.Choice(["f16", "f32"]), default="f16", show_default=True, help="Type of the scales."
@@ -48,6 +50,9 @@ if TYPE_CHECKING:
 @click.option(
     "--imatrix", type=click.Path(path_type=Path), help="MLI1 file of `mlb run --imatrix`; weighs channels, implies fit."
 )
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="Of a .mllm: the folder with config.json and tokenizer.json."
+)
 @click.option("--max-seq", type=click.IntRange(1, 1 << 24), help="Longest context [default: the checkpoint's].")
 @click.option("--dry-run", is_flag=True, help="Write nothing; show what would be written, sizes, bits per weight.")
 @threads_option()
@@ -57,22 +62,24 @@ if TYPE_CHECKING:
 def command(
     src: Path,
     output: Path | None,
-    wtype: str,
+    wtype: str | None,
     scales: str,
     q4_rule: str | None,
     q8_classes: str,
     imatrix: Path | None,
+    config: Path | None,
     max_seq: int | None,
     dry_run: bool,
     threads: int | None,
     force: bool,
     as_json: bool,
 ) -> None:
-    """Convert a Hugging Face checkpoint to a .mlb model, with its tokenizer and settings beside it.
+    """Convert a checkpoint (Hugging Face folder, .gguf, .mllm) to a .mlb model, with its tokenizer and settings.
 
     \b
     mlb convert ./Qwen3-0.6B --wtype q4            writes Qwen3-0.6B-q4.mlb, .mlt and .json
     mlb convert ./Qwen3-0.6B --wtype q8 --dry-run  shows sizes and bits per weight, writes nothing
+    mlb convert model.Q4_0.gguf                    copies Q4_0 and Q8_0 blocks without loss
     """
     from krafla_cli.convert.pipeline import convert
     from krafla_cli.convert.plan import Options
@@ -83,6 +90,7 @@ def command(
     result = convert(
         src,
         output,
+        config=config,
         options=options,
         threads=threads,
         force=force,
@@ -130,6 +138,8 @@ def _document(result: Result, dry_run: bool) -> dict[str, Any]:
         "tokenizer": result.tokenizer.suffix.lstrip(".") if result.tokenizer else None,
         "tokenizer_reason": result.tokenizer.reason if result.tokenizer else None,
         "remarks": result.plan.remarks,
+        "copied_matrices": sum(t.copied for t in result.plan.tensors),
+        "requantized_blocks": sum(result.requantized.values()),
         "tensors": [_tensor(result, plan.spec) for plan in result.plan.tensors],
         "header": header_summary(result.plan.header),
         "sha256": result.sha256,

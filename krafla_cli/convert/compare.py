@@ -6,10 +6,8 @@ import dataclasses
 import os
 from pathlib import Path
 
-from krafla_cli.convert.config import read_config
-from krafla_cli.convert.families import family_of
-from krafla_cli.convert.plan import Options, make_plan
-from krafla_cli.convert.sources import open_folder
+from krafla_cli.convert.checkpoint import open_checkpoint
+from krafla_cli.convert.plan import Options
 from krafla_cli.convert.tensors import relative_error
 from krafla_cli.errors import ShapeError
 from krafla_cli.formats.mlb import WTYPE_Q8_0, Header
@@ -27,15 +25,12 @@ def errors_against(model: MlbFile, folder: str | os.PathLike[str], progress: Pro
     Root of the summed squared error over the summed squares. Raises as :func:`krafla_cli.convert.pipeline.convert`
     for the folder; ShapeError where the model cannot have come from it.
     """
-    config = read_config(Path(folder))
-    family = family_of(config)
-    config = config.with_defaults(family.defaults)
     h = model.header
     options = Options(
         "q8" if h.wtype == WTYPE_Q8_0 else "q4", "f16" if h.scale_f16 else "f32", None, h.q8_mask, h.max_seq
     )
-    source = open_folder(Path(folder))
-    plan = make_plan(family, config, family.header(config), source, options)
+    checkpoint = open_checkpoint(Path(folder))
+    source, plan = checkpoint.source, checkpoint.plan(options)
     _check_same(model, plan.header, folder)
     quantized = [t for t in plan.tensors if t.spec.is_quantized]
     progress.start("comparing", sum(t.spec.total_bytes for t in quantized), "B")

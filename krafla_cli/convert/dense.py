@@ -9,10 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from krafla_cli.convert.config import read_config, refuse_quantized
-from krafla_cli.convert.families import family_of
-from krafla_cli.convert.plan import Options, make_plan
-from krafla_cli.convert.sources import open_folder
+from krafla_cli.convert.checkpoint import open_checkpoint
+from krafla_cli.convert.plan import Options
 from krafla_cli.convert.tensors import load
 from krafla_cli.formats.mlb import Header, TensorSpec
 from krafla_cli.quant.blocks import widen
@@ -21,16 +19,11 @@ from krafla_cli.quant.blocks import widen
 def open_dense(
     src: str | os.PathLike[str],
 ) -> tuple[Header, Callable[[TensorSpec], npt.NDArray[np.float32]]]:
-    """The header of the Hugging Face folder ``src``, and a function that loads a tensor of it in float32.
+    """The header of ``src``, a Hugging Face folder or a GGUF file, and a function that loads a tensor of it in float32.
 
     Raises as :func:`~krafla_cli.convert.pipeline.convert`.
     """
-    folder = Path(src)
-    config = read_config(folder)
-    refuse_quantized(config)
-    family = family_of(config)
-    config = config.with_defaults(family.defaults)
-    source = open_folder(folder)
-    plan = make_plan(family, config, family.header(config), source, Options(wtype="q8"))
+    checkpoint = open_checkpoint(Path(src))
+    source, plan = checkpoint.source, checkpoint.plan(Options(wtype="q8"))
     plans = {tensor.spec.name: tensor for tensor in plan.tensors}
     return plan.header, lambda spec: np.ascontiguousarray(widen(load(plans[spec.name], source)))

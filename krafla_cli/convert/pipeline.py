@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from krafla_cli.convert import companions
-from krafla_cli.convert.config import ModelConfig, read_config, refuse_quantized
-from krafla_cli.convert.families import family_of
+from krafla_cli.convert.checkpoint import Checkpoint, open_checkpoint
 from krafla_cli.convert.importance import Importance
-from krafla_cli.convert.plan import Options, Plan, TensorPlan, make_plan
-from krafla_cli.convert.sources import Source, open_folder
-from krafla_cli.convert.tensors import Arrays, Quantizer, encode, relative_error
-from krafla_cli.convert.tokenizer_files import TokenizerFile, convert_folder_tokenizer
+from krafla_cli.convert.plan import Options, Plan, TensorPlan
+from krafla_cli.convert.tensors import Arrays, Quantizer, copied_blocks, encode, relative_error
+from krafla_cli.convert.tokenizer_files import TokenizerFile
 from krafla_cli.errors import FileError, UsageError
 from krafla_cli.formats import mli
 from krafla_cli.formats.atomic import Output, check_target
@@ -39,7 +37,8 @@ class Result:
     """What a conversion wrote, or with ``dry_run`` would write.
 
     ``errors``: with ``measure``, the relative error of each quantized tensor by name (root of the summed squared error
-    over the summed squares). ``seconds`` counts everything, ``fsync_seconds`` the wait for the disk at the end of it.
+    over the summed squares). ``requantized``: of each tensor that was copied block by block, the blocks that could not
+    be (Q8_0 blocks with -128). ``seconds`` counts everything, ``fsync_seconds`` the wait for the disk at the end of it.
     """
 
     output: Path
@@ -53,6 +52,7 @@ class Result:
     seconds: float
     fsync_seconds: float
     errors: Mapping[str, float]
+    requantized: Mapping[str, int]
 
     @property
     def n_weights(self) -> int:
@@ -69,6 +69,7 @@ def convert(
     src: str | os.PathLike[str],
     out: str | os.PathLike[str] | None = None,
     *,
+    config: str | os.PathLike[str] | None = None,
     options: Options | None = None,
     threads: int | None = None,
     force: bool = False,
@@ -76,36 +77,35 @@ def convert(
     measure: bool = False,
     progress: Progress = SILENT,
 ) -> Result:
-    """Converts the Hugging Face folder ``src`` to the model ``out`` and its sidecars.
+    """Converts ``src``, a Hugging Face folder, a GGUF or an MLLM file, to the model ``out`` and its sidecars.
 
     Without ``out``: <name of src>-<wtype>.mlb in the current folder. All files appear complete or not at all, the .mlb
-    last. ``threads``: of the quantizers (None: the physical cores). ``measure``: find the error of each matrix. Raises
-    FileError, FormatError, ShapeError, UnsupportedError, DataError or UsageError; see ``errors.py``.
+    last. ``config``: of an MLLM file, the folder with its config.json and tokenizer. ``threads``: of the quantizers
+    (None: the physical cores). ``measure``: find the error of each matrix. Raises FileError, FormatError, ShapeError,
+    UnsupportedError, DataError or UsageError; see ``errors.py``.
     """
     started = time.perf_counter()
     options = options or Options()
     _check_options(options)
-    folder = _checked_folder(Path(src))
-    config = read_config(folder)
-    refuse_quantized(config)
-    family = family_of(config)
-    config = config.with_defaults(family.defaults)
-    fields = family.header(config)
-    output = Path(out) if out is not None else Path(f"{folder.resolve().name}-{options.wtype}.mlb")
+    checkpoint = open_checkpoint(Path(src), Path(config) if config is not None else None)
+    plan = checkpoint.plan(options)
+    options = plan.options
+    output = Path(out) if out is not None else Path(f"{checkpoint.name}-{options.wtype}.mlb")
     if not dry_run:
         for target in (output, *_sidecar_paths(output)):
-            check_target(target, force, inputs=tuple(folder.iterdir()))
-    source = open_folder(folder)
-    plan = make_plan(family, config, fields, source, options)
+            check_target(target, force, inputs=checkpoint.inputs)
     for remark in plan.remarks:
         progress.info(remark)
     importance = None
     if options.imatrix is not None:
         title = printable(options.imatrix)
         importance = Importance(mli.read(options.imatrix), plan.header, title, progress)
-    tokenizer = convert_folder_tokenizer(folder, plan.header.vocab, progress)
-    job = _Job(folder, config, source, plan, options, output, tokenizer, importance, threads, measure, progress)
+    tokenizer = checkpoint.tokenizer(plan.header.vocab, progress)
+    job = _Job(checkpoint, plan, options, output, tokenizer, importance, threads, measure, progress)
     sha256, fsync_seconds = (None, 0.0) if dry_run else job.write()
+    if job.requantized:
+        n_blocks, n_matrices = sum(job.requantized.values()), len(job.requantized)
+        progress.info(f"quantized anew: {n_blocks} Q8_0 blocks in {n_matrices} matrices, which held -128")
     return job.result(sha256, fsync_seconds, started)
 
 
@@ -116,15 +116,6 @@ def _check_options(options: Options) -> None:
         raise UsageError("--q8-classes keeps classes of a q4 model in Q8_0; with --wtype q8 all are")
 
 
-def _checked_folder(folder: Path) -> Path:
-    if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise FileError(f"{printable(str(folder))} {what}; convert takes a Hugging Face folder with config.json")
-    if not (folder / "config.json").exists():
-        raise FileError(f"{printable(str(folder))}: no config.json; convert takes a Hugging Face folder")
-    return folder
-
-
 def _sidecar_paths(output: Path) -> tuple[Path, ...]:
     return (output.with_suffix(".mlt"), output.with_suffix(".tokenizer.json"), sidecar_path(output))
 
@@ -133,9 +124,7 @@ def _sidecar_paths(output: Path) -> tuple[Path, ...]:
 class _Job:
     """One conversion that has been decided."""
 
-    folder: Path
-    config: ModelConfig
-    source: Source
+    checkpoint: Checkpoint
     plan: Plan
     options: Options
     output: Path
@@ -145,6 +134,7 @@ class _Job:
     measure: bool
     progress: Progress
     errors: dict[str, float] = field(default_factory=dict)
+    requantized: dict[str, int] = field(default_factory=dict)
 
     @property
     def rule(self) -> Rule:
@@ -181,7 +171,7 @@ class _Job:
                 pending: deque[Future[None]] = deque()
                 for tensor in self.plan.tensors:
                     pending.append(writing.submit(writer.write, tensor.spec.name, *self._encode(tensor)))
-                    self.source.release(tensor.source)
+                    self.checkpoint.source.release(tensor.source)
                     if len(pending) > _MAX_PENDING:
                         pending.popleft().result()
                     self.progress.advance(tensor.spec.total_bytes)
@@ -195,20 +185,25 @@ class _Job:
 
     def _encode(self, tensor: TensorPlan) -> Arrays:
         """The arrays of one tensor; with ``measure``, its error is remembered."""
-        quantizer = Quantizer(bool(self.plan.header.scale_f16), self.rule, self.threads)
-        importance = self.importance.of(tensor.spec) if self.importance else None
-        arrays = encode(tensor, self.source, quantizer, importance)
+        source, scale_f16 = self.checkpoint.source, bool(self.plan.header.scale_f16)
+        if tensor.copied:
+            arrays, n_anew = copied_blocks(tensor, source, scale_f16)
+            if n_anew:
+                self.requantized[tensor.spec.name] = n_anew
+        else:
+            importance = self.importance.of(tensor.spec) if self.importance else None
+            arrays = encode(tensor, source, Quantizer(scale_f16, self.rule, self.threads), importance)
         if self.measure and tensor.spec.is_quantized:
-            self.errors[tensor.spec.name] = relative_error(tensor, self.source, arrays)
+            self.errors[tensor.spec.name] = relative_error(tensor, source, arrays)
         return arrays
 
     def _write_sidecar(self, stack: contextlib.ExitStack, sha256: str) -> Output:
-        found = companions.read_companions(self.folder)
-        tokenizer = self.tokenizer.load() if self.tokenizer else None
+        found = self.checkpoint.companions
+        tokenizer = self.tokenizer.tokenizer if self.tokenizer else None
         sidecar = Sidecar(
             sha256=sha256,
             chat_template=found.chat_template,
-            stop_ids=companions.stop_ids(self.config, found, tokenizer, self.plan.header.vocab),
+            stop_ids=companions.stop_ids(self.checkpoint.config, found, tokenizer, self.plan.header.vocab),
             sampling=companions.sampling(found),
             special_tokens=companions.special_tokens(found),
             provenance=self._provenance(),
@@ -218,11 +213,11 @@ class _Job:
     def _provenance(self) -> dict[str, Any]:
         return {
             "tool": f"{TOOL} {_tool_version()}",
-            "source": self.folder.resolve().name,
+            "source": self.checkpoint.name,
             "family": self.plan.family.name,
             "options": asdict(self.options) | {"q4_rule": self.rule},
             "encodings": class_encodings(self.plan),
-            "config": dict(self.config.raw),
+            "config": dict(self.checkpoint.config.raw),
         }
 
     def result(self, sha256: str | None, fsync_seconds: float, started: float) -> Result:
@@ -244,6 +239,7 @@ class _Job:
             seconds=time.perf_counter() - started,
             fsync_seconds=fsync_seconds,
             errors=self.errors,
+            requantized=self.requantized,
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,18 @@ from krafla_cli.convert.families.base import BUFFERS, NOT_TEXT, Family, Part
 from krafla_cli.convert.sources import Source
 from krafla_cli.errors import FormatError, ShapeError, UnsupportedError
 from krafla_cli.formats.layout import shown
-from krafla_cli.formats.mlb import BLOCK, LAYOUT, MAX_SEQ, WTYPE_Q4_0, WTYPE_Q8_0, Header, TensorSpec, tensors
+from krafla_cli.formats.mlb import (
+    BLOCK,
+    LAYOUT,
+    MATRIX_CLASS,
+    MAX_SEQ,
+    Q8_CLASSES,
+    WTYPE_Q4_0,
+    WTYPE_Q8_0,
+    Header,
+    TensorSpec,
+    tensors,
+)
 from krafla_cli.formats.text import printable
 from krafla_cli.rope import interleaved_order
 
@@ -31,20 +42,29 @@ _HEAD_COUNTS = {"wq": "q", "bq": "q", "wk": "k", "bk": "k", "q_norm": "one", "k_
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """How one tensor is made: take ``rows`` (all where None) of ``source``, add 1 if ``plus_one``, pad to the spec."""
+    """How one tensor is made: take ``rows`` (all where None) of ``source``, add 1 if ``plus_one``, pad to the spec.
+
+    ``source_rows``: how many rows the source has. ``copied``: its blocks are those of the spec, and are kept.
+    """
 
     spec: TensorSpec
     source: str
+    source_rows: int
     rows: npt.NDArray[np.intp] | None
     plus_one: bool
+    copied: bool = False
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A conversion, decided: the header with its flags, the tensors in file order, and remarks for people."""
+    """A conversion, decided: the header with its flags, the tensors in file order, and remarks for people.
+
+    ``options``: the user's, with a wtype.
+    """
 
     family: Family
     header: Header
+    options: Options
     tensors: list[TensorPlan]
     remarks: list[str] = field(default_factory=list)
 
@@ -53,10 +73,11 @@ class Plan:
 class Options:
     """What the user chose. ``q4_rule`` None: the family's. ``q8_mask``: classes kept in Q8_0 with wtype q4.
 
-    ``imatrix``: path of an MLI1 file; it implies the rule "fit".
+    ``wtype`` None: q4, but matrices that the source has in Q8_0 stay so, class by class. ``imatrix``: path of an MLI1
+    file; it implies the rule "fit".
     """
 
-    wtype: str = "q4"
+    wtype: str | None = None
     scales: str = "f16"
     q4_rule: str | None = None
     q8_mask: int = 0
@@ -69,18 +90,41 @@ def make_plan(family: Family, config: ModelConfig, fields: dict[str, Any], sourc
 
     Raises FormatError, ShapeError or UnsupportedError, naming the key or tensor.
     """
+    if options.wtype is not None:
+        return _make_plan(family, config, fields, source, options)
+    plan = _make_plan(family, config, fields, source, replace(options, wtype="q4"))
+    q8_classes, all_q8 = _stored_as_q8(plan, source)
+    if options.q8_mask or not q8_classes:
+        return plan
+    chosen = replace(options, wtype="q8") if all_q8 else replace(options, wtype="q4", q8_mask=q8_classes)
+    return _make_plan(family, config, fields, source, chosen)
+
+
+def _stored_as_q8(plan: Plan, source: Source) -> tuple[int, bool]:
+    """The bits of the classes all of whose matrices the source has in Q8_0 blocks; and whether that is all of them."""
+    other = {
+        MATRIX_CLASS[t.spec.role]
+        for t in plan.tensors
+        if t.spec.role in MATRIX_CLASS and source.block_encoding(t.source) != "q8_0"
+    }
+    classes = {MATRIX_CLASS[t.spec.role] for t in plan.tensors if t.spec.role in MATRIX_CLASS}
+    return sum(Q8_CLASSES[c] for c in classes - other), not other
+
+
+def _make_plan(family: Family, config: ModelConfig, fields: dict[str, Any], source: Source, options: Options) -> Plan:
     remarks: list[str] = []
     fields = dict(fields)
     hidden = fields["hidden_dim"]
     prefix = _prefix(source, family)
-    fields["vocab"] = _vocab(config, source, prefix + family.parts["tok_emb"].name)
+    fields["vocab"] = _vocab(config, source, prefix + family.parts["tok_emb"].name, fields["dim"])
     header = _header(config, fields, options, remarks)
     if header.hidden_dim != hidden:
         remarks.append(f"hidden_dim {hidden} is zero-padded to {header.hidden_dim}, a multiple of {BLOCK} (exact)")
     namer = _Namer(family, prefix, source, header, hidden)
     plans = [namer.plan(spec) for spec in tensors(header) if spec.role != "layer_flags"]
     remarks += _check_all_used(family, source, plans, header)
-    return Plan(family, header, plans, remarks)
+    remarks += _stored_blocks(source, plans, options)
+    return Plan(family, header, options, plans, remarks)
 
 
 def _prefix(source: Source, family: Family) -> str:
@@ -91,9 +135,10 @@ def _prefix(source: Source, family: Family) -> str:
     raise FormatError(f"{source.title}: tensor {_PREFIXES[0]}{name} is missing")
 
 
-def _vocab(config: ModelConfig, source: Source, name: str) -> int:
+def _vocab(config: ModelConfig, source: Source, name: str, dim: int) -> int:
     """Rows of the embedding. A config that says otherwise is refused; -1 and null say nothing."""
-    rows = source.shape(name)[0] if source.shape(name) else 0
+    shape = source.settled_shape(name, (-1, dim))
+    rows = shape[0] if shape else 0
     stated = config.optional_integer("vocab_size", least=-1) if config.has("vocab_size") else None
     if stated is not None and stated > 0 and stated != rows:
         raise ShapeError(f"{config.where}: vocab_size is {stated}, {printable(name)} has {rows} rows")
@@ -153,11 +198,13 @@ class _Namer:
             raise ValueError(f"family {self.family.name} has no source for {spec.role}")
         name = self._name(part, spec)
         shape = self._source_shape(part, spec)
-        found = self.source.shape(name)
+        found = self.source.settled_shape(name, shape)
         if found != shape:
             raise ShapeError(f"{self.source.title}: {printable(name)} has shape {list(found)}, must be {list(shape)}")
-        self._check_dtype(name)
-        return TensorPlan(spec, name, self._rows(part, spec), part.plus_one)
+        self.source.check_weights(name)
+        same_blocks = self.source.block_encoding(name) == spec.encoding and found[-1] == spec.shape[-1]
+        copied = same_blocks and not part.plus_one
+        return TensorPlan(spec, name, shape[0], self._rows(part, spec), part.plus_one, copied)
 
     def _name(self, part: Part, spec: TensorSpec) -> str:
         if spec.role != "wcls":
@@ -183,14 +230,6 @@ class _Namer:
         if part.middle_axis:
             shape.insert(1, 1)
         return tuple(shape)
-
-    def _check_dtype(self, name: str) -> None:
-        dtype = self.source.dtype(name)
-        if dtype not in ("F32", "F16", "BF16"):
-            raise UnsupportedError(
-                f"{self.source.title}: {printable(name)} is {dtype}: the checkpoint is quantized already; convert the "
-                "original one in F32, F16 or BF16"
-            )
 
     def _rows(self, part: Part, spec: TensorSpec) -> npt.NDArray[np.intp] | None:
         """Checkpoint rows in the order of the .mlb: the part's selection, then rotate-half to interleaved."""
@@ -222,3 +261,20 @@ def _check_all_used(family: Family, source: Source, plans: list[TensorPlan], hea
             )
     for group, count in left.items():
         yield f"left out: {printable(group)}, {count} tensor{'s' if count > 1 else ''}"
+
+
+def _stored_blocks(source: Source, plans: list[TensorPlan], options: Options) -> Iterator[str]:
+    """What becomes of matrices that are quantized already: copied, or quantized anew by type."""
+    quantized = [p for p in plans if p.spec.is_quantized]
+    anew: dict[str, int] = {}
+    for plan in quantized:
+        dtype = source.dtype(plan.source)
+        if not plan.copied and dtype not in ("F32", "F16", "BF16"):
+            anew[dtype] = anew.get(dtype, 0) + 1
+    copied = sum(p.copied for p in quantized)
+    if copied:
+        yield f"copied block by block, without loss: {copied} of {len(quantized)} matrices"
+    if anew:
+        yield f"quantized anew: {', '.join(f'{n} in {dtype}' for dtype, n in anew.items())}"
+    if options.imatrix is not None and any(p.copied and p.spec.encoding == "q4_0" for p in quantized):
+        yield "the importance matrix does not act on matrices that are copied"

@@ -13,7 +13,8 @@ from krafla_cli.convert.sources import Source
 from krafla_cli.errors import DataError
 from krafla_cli.formats.mlb import TensorSpec
 from krafla_cli.formats.text import printable
-from krafla_cli.quant.blocks import WeightError, widen
+from krafla_cli.quant import ggml_blocks
+from krafla_cli.quant.blocks import Quantized, WeightError, widen
 from krafla_cli.quant.matrix import dequantize, quantize
 from krafla_cli.quant.q4_0 import Rule
 
@@ -25,7 +26,7 @@ _CHUNK_WEIGHTS = 1 << 18  # of the error's sums: fits the cache
 def load(plan: TensorPlan, source: Source) -> npt.NDArray[Any]:
     """The tensor in the shape and row order of the .mlb: float32, float16, or uint16 holding the bits of bfloat16."""
     array = source.array(plan.source)
-    array = array.reshape(array.shape[0], -1) if len(plan.spec.shape) == 2 else array.reshape(-1)
+    array = array.reshape(plan.source_rows, -1) if len(plan.spec.shape) == 2 else array.reshape(-1)
     if plan.rows is not None:
         array = array[plan.rows]
     if plan.plus_one:
@@ -64,11 +65,35 @@ def encode(plan: TensorPlan, source: Source, quantizer: Quantizer, importance: F
     try:
         result = quantize(array, plan.spec.encoding, quantizer.scale_f16, quantizer.rule, importance, quantizer.threads)
     except WeightError as error:
-        row = _source_row(plan, error.row)
-        raise DataError(
-            f"{source.title}: {printable(plan.source)}: row {row}, column {error.column}: {error.reason}"
-        ) from error
+        raise _data_error(error, plan, source) from error
     return result.q, result.d
+
+
+def copied_blocks(plan: TensorPlan, source: Source, scale_f16: bool) -> tuple[Arrays, int]:
+    """The source's own quants and scales, rows in the order of the .mlb; and how many blocks are not as they were.
+
+    Those are Q8_0 blocks with -128, which the format refuses: they are quantized anew. Scales become float32 without
+    loss where the file has such. Raises DataError for a scale that is NaN or infinite.
+    """
+    stored = source.blocks(plan.source)
+    if plan.rows is not None:
+        stored = Quantized(stored.q[plan.rows], stored.d[plan.rows])
+    try:
+        ggml_blocks.check_scales(stored)
+    except WeightError as error:
+        raise _data_error(error, plan, source) from error
+    stored, n_anew = ggml_blocks.without_minus_128(stored) if plan.spec.encoding == "q8_0" else (stored, 0)
+    n_missing = plan.spec.shape[0] - len(stored.d)
+    if n_missing:
+        zeros = ggml_blocks.zero_blocks(plan.spec.encoding, n_missing, stored.d.shape[1])
+        stored = Quantized(np.concatenate([stored.q, zeros.q]), np.concatenate([stored.d, zeros.d]))
+    d = stored.d if scale_f16 else stored.d.astype(np.float32)
+    return (np.ascontiguousarray(stored.q), np.ascontiguousarray(d)), n_anew
+
+
+def _data_error(error: WeightError, plan: TensorPlan, source: Source) -> DataError:
+    row = _source_row(plan, error.row)
+    return DataError(f"{source.title}: {printable(plan.source)}: row {row}, column {error.column}: {error.reason}")
 
 
 def _check_finite(values: Float32s, plan: TensorPlan, source: Source) -> None:

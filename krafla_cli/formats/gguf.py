@@ -25,7 +25,7 @@ from krafla_cli.formats.text import printable
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
-_STRING, _ARRAY, _BOOL = 8, 9, 7
+_FLOAT32, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
 # Metadata types with a fixed size: number -> NumPy type.
 _NUMBERS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "<u1", 10: "<u8", 11: "<i8", 12: "<f8",
@@ -239,8 +239,10 @@ class _Reading:
         if number == _ARRAY:
             return self._array(key)
         dtype = np.dtype(_NUMBERS.get(number) or self._unknown(number, key))
-        value = np.frombuffer(self._take(dtype.itemsize, key), dtype)[0].item()
-        return bool(value) if number == _BOOL else value
+        value = np.frombuffer(self._take(dtype.itemsize, key), dtype)[0]
+        if number == _FLOAT32:
+            return float(str(value))  # the shortest number that rounds to it: 1e-5, not 9.99999974e-06
+        return bool(value) if number == _BOOL else value.item()
 
     def _array(self, key: str) -> Any:
         number, count = self._u32(key), self._u64(key)

@@ -2,5 +2,6 @@
 
 from krafla_cli.convert.sources.base import Source
 from krafla_cli.convert.sources.folder import open_folder
+from krafla_cli.convert.sources.typed import TypedSource
 
-__all__ = ["Source", "open_folder"]
+__all__ = ["Source", "TypedSource", "open_folder"]
