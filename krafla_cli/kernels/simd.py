@@ -149,8 +149,10 @@ def prefetch(typingctx: Any, p: Any, i: Any) -> Typed:
 
 
 @intrinsic
-def advance(typingctx: Any, p: Any, n: Any) -> Typed:
+def advance(typingctx: Any, p: Any, n: Any) -> Typed | None:
     """The pointer ``n`` elements further on."""
+    if not isinstance(p, types.CPointer):
+        return None
 
     def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         return element_pointer(context, builder, sig.args[0], *args)
