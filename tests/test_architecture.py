@@ -19,7 +19,7 @@ LAYERS = [
     {"progress"},
     {"formats"},
     {"kernels"},
-    {"rope", "quant", "torch_file"},
+    {"rope", "quant", "parts", "torch_file"},
     {"tokenizer"},
     {"convert", "export", "runtime", "embed", "report"},
     {"cli", "__init__"},

@@ -24,6 +24,7 @@ from krafla_cli.formats.gguf import GgufFile, open_gguf
 from krafla_cli.formats.gguf_names import ROPE_FREQS, Architecture
 from krafla_cli.formats.mllm import open_mllm
 from krafla_cli.formats.text import printable
+from krafla_cli.parts import CheckpointLayout
 from krafla_cli.progress import Progress
 
 _TAKES = "convert takes a Hugging Face folder, a .gguf, or a .mllm with --config"
@@ -147,7 +148,8 @@ def _as_gguf_has_it(family: Family, architecture: Architecture) -> Family:
         for role, part in family.parts.items()
     }
     left_out = (*family.left_out, f"^{re.escape(ROPE_FREQS)}$")
-    return dataclasses.replace(family, parts=parts, interleaved=architecture.interleaved, left_out=left_out)
+    layout = CheckpointLayout(parts, architecture.interleaved)
+    return dataclasses.replace(family, layout=layout, left_out=left_out)
 
 
 def _companions_of(model: GgufFile) -> Companions:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.families.base import BUFFERS, NOT_TEXT, Family, Part
+from krafla_cli.convert.families.base import BUFFERS, NOT_TEXT, Family
 from krafla_cli.convert.sources import Source
 from krafla_cli.errors import FormatError, ShapeError, UnsupportedError
 from krafla_cli.formats.layout import shown
@@ -32,6 +32,7 @@ from krafla_cli.formats.mlb import (
     tensors,
 )
 from krafla_cli.formats.text import printable
+from krafla_cli.parts import Part
 from krafla_cli.rope import interleaved_order
 
 # Where a checkpoint keeps the language model: alone, or inside an image-text model (old and new naming).
@@ -234,7 +235,7 @@ class _Namer:
     def _rows(self, part: Part, spec: TensorSpec) -> npt.NDArray[np.intp] | None:
         """Checkpoint rows in the order of the .mlb: the part's selection, then rotate-half to interleaved."""
         selected = part.rows(self.header) if part.rows else None
-        if spec.role not in _HEAD_COUNTS or self.family.interleaved:
+        if spec.role not in _HEAD_COUNTS or self.family.layout.interleaved:
             return selected
         h = self.header
         n_heads = {"q": h.n_heads, "k": h.n_kv_heads, "one": 1}[_HEAD_COUNTS[spec.role]]

@@ -7,32 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from krafla_cli.convert.config import ModelConfig
 from krafla_cli.convert.rope_config import rope_fields
-from krafla_cli.formats.mlb import ACT_GELU_TANH, ACT_SILU, LAYER_WINDOW, Header
-
-RowOrder = Callable[[Header], npt.NDArray[np.intp]]
-
-
-@dataclass(frozen=True)
-class Part:
-    """Where one tensor of the .mlb comes from.
-
-    ``name``: the checkpoint's name without the model's prefix, "{i}" for the layer. ``rows``: which of the
-    checkpoint's rows, in the checkpoint's own (rotate-half) order; all where None. ``source_rows``: how many rows
-    the checkpoint's tensor has then. Both are given the header with hidden_dim as the checkpoint has it.
-    ``plus_one``: the checkpoint stores w and multiplies by (1 + w). ``middle_axis``: the checkpoint has an axis of
-    size 1 between rows and columns (convolutions).
-    """
-
-    name: str
-    rows: RowOrder | None = None
-    source_rows: Callable[[Header], int] | None = None
-    plus_one: bool = False
-    middle_axis: bool = False
+from krafla_cli.formats.mlb import ACT_GELU_TANH, ACT_SILU, LAYER_WINDOW
+from krafla_cli.parts import CheckpointLayout, Parts
 
 
 @dataclass(frozen=True)
@@ -41,7 +19,7 @@ class Family:
 
     ``model_types``: the model_type values (of the text part) that belong to it. ``defaults``: what transformers
     assumes for keys that a config leaves out. ``header``: config -> header fields and, under "flags", the layer
-    flags; refuses what the format cannot hold. ``parts``: role -> source. ``left_out``: patterns of tensors that are
+    flags; refuses what the format cannot hold. ``layout``: role -> tensor. ``left_out``: patterns of tensors that are
     no part of the language model, left out with a remark.
     """
 
@@ -49,11 +27,15 @@ class Family:
     title: str
     model_types: tuple[str, ...]
     header: Callable[[ModelConfig], dict[str, Any]]
-    parts: Mapping[str, Part]
+    layout: CheckpointLayout
     defaults: Mapping[str, Any] = field(default_factory=dict)
     q4_rule: str = "fit"
-    interleaved: bool = False
     left_out: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> Parts:
+        """Role -> the checkpoint's tensor."""
+        return self.layout.parts
 
     def leaves_out(self, name: str) -> bool:
         """Whether the tensor ``name`` is known and not needed."""
@@ -67,30 +49,6 @@ BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$|rotary
 NOT_TEXT = (
     r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision|embed_audio)\.",
 )
-
-LLAMA_PARTS: dict[str, Part] = {
-    "tok_emb": Part("embed_tokens.weight"),
-    "attn_norm": Part("layers.{i}.input_layernorm.weight"),
-    "wq": Part("layers.{i}.self_attn.q_proj.weight"),
-    "wk": Part("layers.{i}.self_attn.k_proj.weight"),
-    "wv": Part("layers.{i}.self_attn.v_proj.weight"),
-    "wo": Part("layers.{i}.self_attn.o_proj.weight"),
-    "ffn_norm": Part("layers.{i}.post_attention_layernorm.weight"),
-    "w1": Part("layers.{i}.mlp.gate_proj.weight"),
-    "w2": Part("layers.{i}.mlp.down_proj.weight"),
-    "w3": Part("layers.{i}.mlp.up_proj.weight"),
-    "final_norm": Part("norm.weight"),
-    "wcls": Part("lm_head.weight"),
-}
-QKV_BIAS_PARTS: dict[str, Part] = {
-    "bq": Part("layers.{i}.self_attn.q_proj.bias"),
-    "bk": Part("layers.{i}.self_attn.k_proj.bias"),
-    "bv": Part("layers.{i}.self_attn.v_proj.bias"),
-}
-QK_NORM_PARTS: dict[str, Part] = {
-    "q_norm": Part("layers.{i}.self_attn.q_norm.weight"),
-    "k_norm": Part("layers.{i}.self_attn.k_norm.weight"),
-}
 
 ACTIVATIONS = {
     "silu": ACT_SILU,

@@ -5,26 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.families.base import (
-    ACTIVATIONS,
-    LLAMA_PARTS,
-    QK_NORM_PARTS,
-    Family,
-    Part,
-    refuse_flags,
-)
+from krafla_cli.convert.families.base import ACTIVATIONS, Family, refuse_flags
 from krafla_cli.convert.rope_config import FULL, SLIDING, local_theta, rope_fields
 from krafla_cli.formats.mlb import LAYER_LOCAL_ROPE, LAYER_WINDOW
-
-# Gemma multiplies by (1 + w) and has a norm before and after attention and FFN.
-_NORMS = {
-    "attn_norm": Part("layers.{i}.input_layernorm.weight", plus_one=True),
-    "post_attn_norm": Part("layers.{i}.post_attention_layernorm.weight", plus_one=True),
-    "ffn_norm": Part("layers.{i}.pre_feedforward_layernorm.weight", plus_one=True),
-    "post_ffn_norm": Part("layers.{i}.post_feedforward_layernorm.weight", plus_one=True),
-    "final_norm": Part("norm.weight", plus_one=True),
-}
-_QK_NORMS = {role: Part(part.name, plus_one=True) for role, part in QK_NORM_PARTS.items()}
+from krafla_cli.parts import LAYOUTS
 
 _DEFAULTS = {
     "hidden_size": 2304,
@@ -115,7 +99,7 @@ GEMMA2 = Family(
     title="Gemma 2",
     model_types=("gemma2",),
     header=gemma2_header,
-    parts=LLAMA_PARTS | _NORMS,
+    layout=LAYOUTS["gemma2"],
     defaults=_DEFAULTS
     | {
         "vocab_size": 256000,
@@ -129,7 +113,7 @@ GEMMA3 = Family(
     title="Gemma 3 (text, and the language model of image-text checkpoints)",
     model_types=("gemma3_text", "gemma3"),
     header=gemma3_header,
-    parts=LLAMA_PARTS | _NORMS | _QK_NORMS,
+    layout=LAYOUTS["gemma3"],
     defaults=_DEFAULTS
     | {
         "vocab_size": 262208,

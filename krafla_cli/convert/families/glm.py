@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.families.base import LLAMA_PARTS, QKV_BIAS_PARTS, Family, Part, llama_header
-from krafla_cli.convert.families.phi3 import GATE_UP_PARTS
+from krafla_cli.convert.families.base import Family, llama_header
+from krafla_cli.parts import LAYOUTS
 
 _DEFAULTS = {
     "vocab_size": 151552,
@@ -23,10 +23,6 @@ _DEFAULTS = {
     "partial_rotary_factor": 0.5,
     "attention_bias": True,
     "tie_word_embeddings": False,
-}
-_POST_NORMS = {
-    "post_attn_norm": Part("layers.{i}.post_self_attn_layernorm.weight"),
-    "post_ffn_norm": Part("layers.{i}.post_mlp_layernorm.weight"),
 }
 
 
@@ -45,16 +41,14 @@ GLM = Family(
     title="GLM-4 (9B chat)",
     model_types=("glm",),
     header=glm_header,
-    parts=LLAMA_PARTS | GATE_UP_PARTS | QKV_BIAS_PARTS,
+    layout=LAYOUTS["glm"],
     defaults=_DEFAULTS,
-    interleaved=True,
 )
 GLM4 = Family(
     name="glm4",
     title="GLM-4-0414",
     model_types=("glm4",),
     header=glm4_header,
-    parts=LLAMA_PARTS | GATE_UP_PARTS | QKV_BIAS_PARTS | _POST_NORMS,
+    layout=LAYOUTS["glm4"],
     defaults=_DEFAULTS,
-    interleaved=True,
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.families.base import LLAMA_PARTS, Family, llama_header, refuse_flags
+from krafla_cli.convert.families.base import Family, llama_header, refuse_flags
+from krafla_cli.parts import LAYOUTS
 
 
 def helium_header(config: ModelConfig) -> dict[str, Any]:
@@ -25,8 +26,7 @@ HELIUM = Family(
     title="Helium",
     model_types=("helium",),
     header=helium_header,
-    parts=LLAMA_PARTS,
-    interleaved=True,
+    layout=LAYOUTS["helium"],
     defaults={
         "vocab_size": 48000,
         "hidden_size": 2560,
@@ -47,8 +47,7 @@ ERNIE = Family(
     title="ERNIE 4.5 (dense)",
     model_types=("ernie4_5",),
     header=ernie_header,
-    parts=LLAMA_PARTS,
-    interleaved=True,
+    layout=LAYOUTS["ernie4_5"],
     defaults={
         "vocab_size": 103424,
         "hidden_size": 1024,

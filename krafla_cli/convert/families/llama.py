@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.families.base import LLAMA_PARTS, Family, llama_header, refuse_flags
+from krafla_cli.convert.families.base import Family, llama_header, refuse_flags
+from krafla_cli.parts import LAYOUTS
 
 
 def header(config: ModelConfig) -> dict[str, Any]:
@@ -19,7 +20,7 @@ FAMILY = Family(
     title="Llama 2, 3, 3.1, 3.2; SmolLM2, TinyLlama and others of its structure",
     model_types=("llama",),
     header=header,
-    parts=LLAMA_PARTS,
+    layout=LAYOUTS["llama"],
     defaults={
         "vocab_size": 32000,
         "hidden_size": 4096,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.families.base import LLAMA_PARTS, Family, llama_header, window_fields
+from krafla_cli.convert.families.base import Family, llama_header, window_fields
 from krafla_cli.convert.rope_config import FULL, SLIDING
+from krafla_cli.parts import LAYOUTS
 
 _DEFAULTS = {
     "vocab_size": 32000,
@@ -56,7 +57,7 @@ MISTRAL = Family(
     title="Mistral 7B, Nemo, Small (text)",
     model_types=("mistral",),
     header=mistral_header,
-    parts=LLAMA_PARTS,
+    layout=LAYOUTS["mistral"],
     defaults=_DEFAULTS,
 )
 MINISTRAL = Family(
@@ -64,7 +65,7 @@ MINISTRAL = Family(
     title="Ministral 8B",
     model_types=("ministral",),
     header=ministral_header,
-    parts=LLAMA_PARTS,
+    layout=LAYOUTS["ministral"],
     defaults=_DEFAULTS,
 )
 MINISTRAL3 = Family(
@@ -72,7 +73,7 @@ MINISTRAL3 = Family(
     title="Ministral 3 (only without llama_4_scaling_beta)",
     model_types=("ministral3",),
     header=ministral3_header,
-    parts=LLAMA_PARTS,
+    layout=LAYOUTS["ministral3"],
     defaults=_DEFAULTS
     | {
         "vocab_size": 131072,

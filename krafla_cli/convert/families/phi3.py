@@ -4,34 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.families.base import LLAMA_PARTS, Family, Part, llama_header, window_fields
-from krafla_cli.formats.mlb import Header
-
-_QKV = "layers.{i}.self_attn.qkv_proj.weight"
-_GATE_UP = "layers.{i}.mlp.gate_up_proj.weight"
-
-
-def _qkv_rows(header: Header) -> int:
-    return header.q_dim + 2 * header.kv_dim
-
-
-def _rows(start: int, count: int) -> npt.NDArray[np.intp]:
-    return np.arange(start, start + count, dtype=np.intp)
-
-
-QKV_PARTS = {
-    "wq": Part(_QKV, lambda h: _rows(0, h.q_dim), _qkv_rows),
-    "wk": Part(_QKV, lambda h: _rows(h.q_dim, h.kv_dim), _qkv_rows),
-    "wv": Part(_QKV, lambda h: _rows(h.q_dim + h.kv_dim, h.kv_dim), _qkv_rows),
-}
-GATE_UP_PARTS = {
-    "w1": Part(_GATE_UP, lambda h: _rows(0, h.hidden_dim), lambda h: 2 * h.hidden_dim),
-    "w3": Part(_GATE_UP, lambda h: _rows(h.hidden_dim, h.hidden_dim), lambda h: 2 * h.hidden_dim),
-}
+from krafla_cli.convert.families.base import Family, llama_header, window_fields
+from krafla_cli.parts import LAYOUTS
 
 
 def header(config: ModelConfig) -> dict[str, Any]:
@@ -44,7 +19,7 @@ FAMILY = Family(
     title="Phi-3 (4k), Phi-4",
     model_types=("phi3",),
     header=header,
-    parts=LLAMA_PARTS | QKV_PARTS | GATE_UP_PARTS,
+    layout=LAYOUTS["phi3"],
     defaults={
         "vocab_size": 32064,
         "hidden_size": 3072,

@@ -5,16 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.families.base import (
-    LLAMA_PARTS,
-    QK_NORM_PARTS,
-    QKV_BIAS_PARTS,
-    Family,
-    llama_header,
-    refuse_flags,
-    window_fields,
-)
+from krafla_cli.convert.families.base import Family, llama_header, refuse_flags, window_fields
 from krafla_cli.convert.rope_config import FULL, SLIDING
+from krafla_cli.parts import LAYOUTS
 
 _DEFAULTS = {
     "vocab_size": 151936,
@@ -63,7 +56,7 @@ QWEN2 = Family(
     title="Qwen2, Qwen2.5",
     model_types=("qwen2",),
     header=qwen2_header,
-    parts=LLAMA_PARTS | QKV_BIAS_PARTS,
+    layout=LAYOUTS["qwen2"],
     defaults=_DEFAULTS,
 )
 QWEN3 = Family(
@@ -71,6 +64,6 @@ QWEN3 = Family(
     title="Qwen3 (dense)",
     model_types=("qwen3",),
     header=qwen3_header,
-    parts=LLAMA_PARTS | QK_NORM_PARTS,
+    layout=LAYOUTS["qwen3"],
     defaults=_DEFAULTS | {"head_dim": 128},
 )

@@ -4,52 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.families.base import LLAMA_PARTS, QK_NORM_PARTS, Family, Part, llama_header, refuse_flags
+from krafla_cli.convert.families.base import Family, llama_header, refuse_flags
 from krafla_cli.convert.rope_config import FULL
-from krafla_cli.formats.mlb import LAYER_LINEAR, Header
+from krafla_cli.formats.mlb import LAYER_LINEAR
+from krafla_cli.parts import LAYOUTS
 
 LINEAR = "linear_attention"
-
-
-def _query_rows(header: Header) -> npt.NDArray[np.intp]:
-    """q_proj holds, for each head, its query rows and then its gate rows."""
-    per_head = np.arange(2 * header.q_dim).reshape(header.n_heads, 2, header.head_size)
-    return per_head[:, 0].reshape(-1)
-
-
-def _gate_rows(header: Header) -> npt.NDArray[np.intp]:
-    per_head = np.arange(2 * header.q_dim).reshape(header.n_heads, 2, header.head_size)
-    return per_head[:, 1].reshape(-1)
-
-
-def _q_proj_rows(header: Header) -> int:
-    return 2 * header.q_dim
-
-
-_Q_PROJ = "layers.{i}.self_attn.q_proj.weight"
-_DELTA = "layers.{i}.linear_attn."
-PARTS = LLAMA_PARTS | {
-    "attn_norm": Part("layers.{i}.input_layernorm.weight", plus_one=True),
-    "ffn_norm": Part("layers.{i}.post_attention_layernorm.weight", plus_one=True),
-    "final_norm": Part("norm.weight", plus_one=True),
-    **{role: Part(part.name, plus_one=True) for role, part in QK_NORM_PARTS.items()},
-    "wq": Part(_Q_PROJ, rows=_query_rows, source_rows=_q_proj_rows),
-    "wg": Part(_Q_PROJ, rows=_gate_rows, source_rows=_q_proj_rows),
-    "lqkv": Part(_DELTA + "in_proj_qkv.weight"),
-    "lz": Part(_DELTA + "in_proj_z.weight"),
-    "lb": Part(_DELTA + "in_proj_b.weight"),
-    "la": Part(_DELTA + "in_proj_a.weight"),
-    "lconv": Part(_DELTA + "conv1d.weight", middle_axis=True),
-    "dt_bias": Part(_DELTA + "dt_bias"),
-    "A_log": Part(_DELTA + "A_log"),
-    # The gated norm of the output multiplies by w as it is, unlike the other norms.
-    "lnorm": Part(_DELTA + "norm.weight"),
-    "lout": Part(_DELTA + "out_proj.weight"),
-}
 
 
 def header(config: ModelConfig) -> dict[str, Any]:
@@ -82,7 +43,7 @@ FAMILY = Family(
     title="Qwen3.5 (dense; text, and the language model of image-text checkpoints)",
     model_types=("qwen3_5_text", "qwen3_5"),
     header=header,
-    parts=PARTS,
+    layout=LAYOUTS["qwen3_5"],
     defaults={
         "vocab_size": 248320,
         "hidden_size": 4096,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.families.base import LLAMA_PARTS, QKV_BIAS_PARTS, Family, llama_header, refuse_flags
+from krafla_cli.convert.families.base import Family, llama_header, refuse_flags
+from krafla_cli.parts import LAYOUTS
 
 
 def header(config: ModelConfig) -> dict[str, Any]:
@@ -19,7 +20,7 @@ FAMILY = Family(
     title="Seed-OSS",
     model_types=("seed_oss",),
     header=header,
-    parts=LLAMA_PARTS | QKV_BIAS_PARTS,
+    layout=LAYOUTS["seed_oss"],
     defaults={
         "vocab_size": 155136,
         "hidden_size": 4096,

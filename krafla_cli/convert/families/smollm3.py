@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.families.base import LLAMA_PARTS, Family, llama_header, refuse_flags
+from krafla_cli.convert.families.base import Family, llama_header, refuse_flags
 from krafla_cli.convert.rope_config import FULL, SLIDING
 from krafla_cli.formats.mlb import LAYER_NO_ROPE, LAYER_WINDOW
+from krafla_cli.parts import LAYOUTS
 
 
 def _has_rope(config: ModelConfig, n_layers: int) -> list[bool]:
@@ -47,7 +48,7 @@ FAMILY = Family(
     title="SmolLM3",
     model_types=("smollm3",),
     header=header,
-    parts=LLAMA_PARTS,
+    layout=LAYOUTS["smollm3"],
     defaults={
         "vocab_size": 128256,
         "hidden_size": 2048,
