@@ -37,28 +37,25 @@ def build_tokenizer(mlt: Mlt, name: str = "the tokenizer") -> Tokenizer:
 
 def _vocabulary(mlt: Mlt, name: str) -> dict[str, int]:
     """Spelling -> id. Raises UnsupportedError when two tokens have the same spelling."""
-    vocab: dict[str, int] = {}
-    for i, token in enumerate(mlt.tokens):
-        if not token.data:
-            continue
-        piece = spelling(token, mlt.kind)
-        if vocab.setdefault(piece, i) != i:
-            raise UnsupportedError(
-                f"{printable(name)}: tokens {vocab[piece]} and {i} are both spelled {printable(piece, 40)!r} "
-                "in the tokenizers library, which encodes text here"
-            )
-    return vocab
+    pieces = [(spelling(token, mlt.kind), i) for i, token in enumerate(mlt.tokens) if token.data]
+    vocab = dict(pieces)
+    if len(vocab) == len(pieces):
+        return vocab
+    piece, i = next((p, i) for p, i in pieces if vocab[p] != i)
+    raise UnsupportedError(
+        f"{printable(name)}: tokens {i} and {vocab[piece]} are both spelled {printable(piece, 40)!r} "
+        "in the tokenizers library, which encodes text here"
+    )
 
 
 def _model(mlt: Mlt, vocab: dict[str, int]) -> models.BPE:
-    spellings = {i: piece for piece, i in vocab.items()}
-    merges: dict[tuple[str, str], None] = {}
-    for left, right, _ in mlt.merges.tolist():
-        # Of a repeated pair the lowest rank counts.
-        merges.setdefault((spellings.get(left, ""), spellings.get(right, "")))
+    spellings = [""] * len(mlt.tokens)
+    for piece, i in vocab.items():
+        spellings[i] = piece
+    merges = [(spellings[left], spellings[right]) for left, right, _ in mlt.merges.tolist()]
     return models.BPE(
         vocab=vocab,
-        merges=list(merges),
+        merges=list(dict.fromkeys(merges)),  # of a repeated pair the lowest rank counts
         byte_fallback=mlt.kind == Kind.SENTENCEPIECE,
         ignore_merges=Flag.IGNORE_MERGES in mlt.flags,
     )
