@@ -19,7 +19,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -56,7 +56,15 @@ class Native:
         return _load(self)
 
     def __call__(self, *args: Any) -> None:
-        _callable(self)(_RESULT, _RESULT, *(address(a) if isinstance(a, np.ndarray) else a for a in args))
+        self.function(_RESULT, _RESULT, *(address(a) if isinstance(a, np.ndarray) else a for a in args))
+
+    @cached_property
+    def function(self) -> Any:
+        """Its ctypes function: numba's two pointers, then the parameters, arrays and structs as addresses."""
+        params: list[Any] = [
+            _CTYPES.get(p, ctypes.c_void_p) if isinstance(p, str) else ctypes.c_void_p for p in self.params
+        ]
+        return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *params)(self.address)
 
     @property
     def cache_file(self) -> Path:
@@ -198,11 +206,3 @@ def _load(native: Native) -> int:
             _engine().finalize_object()
             _addresses[native] = _engine().get_function_address(_SYMBOL.format(native.name))
         return _addresses[native]
-
-
-@cache
-def _callable(native: Native) -> Any:
-    params: list[Any] = [
-        _CTYPES.get(p, ctypes.c_void_p) if isinstance(p, str) else ctypes.c_void_p for p in native.params
-    ]
-    return ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *params)(native.address)

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -42,6 +43,10 @@ class Call:
     barrier: bool = True
 
 
+# Addresses of a program's table and counters, address of the step, first and last operation.
+_Work: TypeAlias = "tuple[tuple[int, int], int, int, int]"
+
+
 class Program:
     """Operations to be run in order, as a table of addresses; keeps their operands alive."""
 
@@ -50,6 +55,7 @@ class Program:
         rows = [(c.native.address, address(c.operands), int(c.barrier)) for c in self.calls]
         self.table = np.array(rows, np.int64).reshape(-1, 3)
         self.counters = np.zeros(len(rows), np.int64)
+        self.addresses = (address(self.table), address(self.counters))
 
 
 class Team:
@@ -62,6 +68,7 @@ class Team:
         self._members = [
             MEMBER.pack(thread=i, n_threads=self.n_threads, scratch=self._scratch[i]) for i in range(self.n_threads)
         ]
+        self._addresses = [(address(member), address(self._arrived)) for member in self._members]
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []
         self._pid = 0
@@ -72,14 +79,16 @@ class Team:
             self._start_workers()
             program.counters[:] = 0
             end = len(program.calls) if last is None else last
+            work = (program.addresses, address(step), first, end)
             for worker in self._workers:
-                worker.start(program, step, first, end)
-            self.run_member(0, program, step, first, end)
+                worker.start(work)
+            self.run_member(0, work)
 
-    def run_member(self, thread: int, program: Program, step: Words, first: int, last: int) -> None:
+    def run_member(self, thread: int, work: _Work) -> None:
         """The part of thread ``thread``; returns when all are done."""
-        table, counters = program.table, address(program.counters)
-        RUN(table, first, last, address(step), self._members[thread], counters, self._arrived, self.n_threads)
+        (table, counters), step, first, last = work
+        member, arrived = self._addresses[thread]
+        RUN(table, first, last, step, member, counters, arrived, self.n_threads)
 
     def _start_workers(self) -> None:
         # Threads do not survive a fork.
@@ -94,20 +103,20 @@ class _Worker:
     def __init__(self, team: Team, thread: int) -> None:
         self._team = team
         self._thread = thread
-        self._work: tuple[Program, Words, int, int] | None = None
+        self._work: _Work | None = None
         self._wake = threading.Lock()
         self._wake.acquire()
         threading.Thread(target=self._loop, name=f"mlb-{thread}", daemon=True).start()
 
-    def start(self, program: Program, step: Words, first: int, last: int) -> None:
-        self._work = (program, step, first, last)
+    def start(self, work: _Work) -> None:
+        self._work = work
         self._wake.release()
 
     def _loop(self) -> None:
         while True:
             self._wake.acquire()
             if self._work is not None:
-                self._team.run_member(self._thread, *self._work)
+                self._team.run_member(self._thread, self._work)
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray:
