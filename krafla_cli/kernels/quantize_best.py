@@ -196,7 +196,7 @@ def _list_steps(row: Pointer, start: float, end: float, keys: Pointer) -> int:
         level = _level_at(size, start)
         levels[_LEVELS + j] = level
         for k in range(level, _level_at(size, end)):
-            _insert(keys, n, np.float64((k + 0.5) / size).view(np.int64) & ~_INDEX_MASK | j)
+            _insert(keys, n, int(np.float64((k + 0.5) / size).view(np.int64)) & ~_INDEX_MASK | j)
             n += 1
     return n
 

@@ -40,6 +40,7 @@ UNITS = st.sampled_from([1.0, 0.1, 1 / 3, 1e-3, 7e-6, 1e-6, 1e6, 2.0**-24, 1e-30
 MATRICES = st.one_of(
     hnp.arrays(np.float32, (2, COLS), elements=FLOATS),
     st.builds(_scaled_normals, SEEDS, st.integers(-46, 38)),
+    st.builds(_scaled_normals, SEEDS, st.sampled_from([-8, -7, -6, 5, 6, 7])),
     st.builds(_ties, SEEDS, UNITS),
     st.builds(_spikes, SEEDS, FLOATS, st.sampled_from([0.0, 1e-45, 1e-3, -1.0])),
 )
@@ -85,6 +86,15 @@ IMPORTANCES = st.one_of(
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_the_importance_weighted_fit_gives_the_bits_of_the_transcription(scale_f16, w, importance):
     assert_bit_equal(w, "q4_0", scale_f16, "fit", importance)
+
+
+@pytest.mark.parametrize("with_importance", [False, True])
+def test_many_blocks_whose_candidates_are_nearly_equal(with_importance):
+    """Small integers times a unit: several candidates come to an error of almost 0, so that each rounding counts."""
+    rng = np.random.default_rng(8)
+    w = rng.integers(-9, 10, (200, COLS)) * rng.choice([0.1, 0.03, 7e-5], (200, 1))
+    importance = rng.lognormal(0, 1, COLS).astype(np.float32) if with_importance else None
+    assert_bit_equal(w.astype(np.float32), "q4_0", False, "fit", importance)
 
 
 @pytest.mark.parametrize(("encoding", "rule"), KINDS)
