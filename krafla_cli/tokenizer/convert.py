@@ -86,7 +86,12 @@ def _convert(source: Source, vocab_size: int | None) -> Conversion:
 
 
 def _flags(source: Source, pipeline: Pipeline) -> Flag:
-    return pipeline.flags | (Flag.IGNORE_MERGES if source.tokenizer.model.ignore_merges else Flag(0))
+    if not source.tokenizer.model.ignore_merges:
+        return pipeline.flags
+    if pipeline.kind == Kind.SENTENCEPIECE and Flag.PREFIX_FIRST_ONLY in pipeline.flags:
+        # The library takes the text "<0x41>" after an added token for the byte token, a reader of .mlt does not.
+        raise refuse("model", "ignore_merges with byte_fallback and a ▁ only at the start of the text")
+    return pipeline.flags | Flag.IGNORE_MERGES
 
 
 def _added_tokens(source: Source) -> dict[int, str]:

@@ -246,6 +246,7 @@ def test_what_mlt_cannot_express_is_refused_by_name(
     [
         ("gpt2", {"dropout": 0.1}, "model: dropout=0.1"),
         ("gpt2", {"end_of_word_suffix": "</w>", "merges": []}, "model: end_of_word_suffix='</w>'"),
+        ("mistral3", {"ignore_merges": True}, "model: ignore_merges with byte_fallback and a ▁ only at the start"),
         ("llama2", {"byte_fallback": False}, "model: neither byte-level nor with byte_fallback"),
     ],
 )

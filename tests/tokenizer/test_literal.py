@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from krafla_cli.errors import UnsupportedError
 from krafla_cli.formats import mlt
 from krafla_cli.formats.mlt import Flag, Kind, Mlt, Token
 from krafla_cli.tokenizer import load_tokenizer
@@ -90,7 +91,7 @@ CASES: list[tuple[Callable[[Flag, random.Random], Mlt], Flag]] = [
     for i, flags in enumerate(BYTE_FLAGS)
     for extra in (Flag(0), Flag.NFC | Flag.IGNORE_MERGES)
 ]
-CASES += [(sentencepiece, Flag(f)) for f in (0, 1, 2, 4, 1 | 2 | 4)]
+CASES += [(sentencepiece, Flag(f)) for f in (0, 1, 1 | 2, 4, 1 | 4)]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, Lit
     return [pair(folder, make(flags, random.Random(seed))) for seed, (make, flags) in enumerate(CASES)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(text=TEXTS)
 def test_agrees_with_the_literal_reading(pairs: list[tuple[Tokenizer, LiteralTokenizer]], text: str) -> None:
     for (built, literal), case in zip(pairs, CASES, strict=True):
@@ -126,3 +127,9 @@ def test_ranks_and_ties_of_the_literal_reading_by_hand(tmp_path: Path) -> None:
     built, literal = pair(tmp_path, Mlt(Kind.BYTE_LEVEL, Flag(0), -1, -1, letters + extra, np.array(merges, np.uint32)))
     assert built.encode("aaab").ids == literal.encode("aaab") == [256, 257]
     assert built.encode("aab").ids == literal.encode("aab") == [258]
+
+
+def test_flags_that_the_library_does_not_encode_exactly(tmp_path: Path) -> None:
+    """With flags 2 and 4, "<s><0x41>" would become the byte token of "A", which the bytes of the file do not say."""
+    with pytest.raises(UnsupportedError, match=r"t\.mlt: flags 2 and 4 together are not encoded exactly here"):
+        pair(tmp_path, sentencepiece(Flag.IGNORE_MERGES | Flag.PREFIX_FIRST_ONLY, random.Random(0)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
@@ -56,6 +56,7 @@ def test_whole_characters_only(by_byte: Tokenizer, data: bytes, expected: list[s
     assert pushed(by_byte, data) == expected
 
 
+@settings(derandomize=True, deadline=None)
 @given(data=st.binary(max_size=24))
 def test_any_bytes_decode_as_python_decodes_them(by_byte: Tokenizer, data: bytes) -> None:
     assert "".join(pushed(by_byte, data)) == data.decode("utf-8", errors="replace")
@@ -142,6 +143,7 @@ def test_what_was_held_back_comes_at_the_end() -> None:
     assert [stop.push("aEND"), stop.flush()] == ["a", ""]
 
 
+@settings(derandomize=True, deadline=None)
 @given(st.text("abc", max_size=20), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.data())
 def test_stop_text_does_not_depend_on_the_pieces(text: str, stops: list[str], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
