@@ -199,10 +199,11 @@ class _Namer:
             raise ValueError(f"family {self.family.name} has no source for {spec.role}")
         name = self._name(part, spec)
         shape = self._source_shape(part, spec)
+        self.source.shape(name)  # it is there
+        self.source.check_weights(name)
         found = self.source.settled_shape(name, shape)
         if found != shape:
             raise ShapeError(f"{self.source.title}: {printable(name)} has shape {list(found)}, must be {list(shape)}")
-        self.source.check_weights(name)
         same_blocks = self.source.block_encoding(name) == spec.encoding and found[-1] == spec.shape[-1]
         copied = same_blocks and not part.plus_one
         return TensorPlan(spec, name, shape[0], self._rows(part, spec), part.plus_one, copied)
