@@ -43,5 +43,9 @@ fuzz: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	$(PYTHON) scripts/docs.py
 
+# Side by side with llama.cpp where $$MLB_BENCH_LLAMA names a Python that has llama-cpp-python.
+bench: $(VENV)/.installed-dev
+	$(PYTHON) scripts/bench.py
+
 clean:
 	rm -rf demo-out real-out bench-out build dist *.egg-info
