@@ -30,13 +30,13 @@ def load_torch(path: Path) -> Mapping[Any, Any]:
 
     name = printable(str(path))
     data = map_file(path)
-    is_zip = data[:4] == b"PK\x03\x04"
+    is_zip = bytes(data[:4]) == b"PK\x03\x04"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols: nothing that a user can act on
             # Files from before torch 1.6 are no zip archives and cannot be mapped by torch. They are read through the
             # map all the same: it never gives more bytes than there are, whatever lengths the file states.
-            source = path if is_zip else data.obj
+            source: Any = path if is_zip else data.obj
             document = torch.load(source, map_location="cpu", weights_only=True, mmap=is_zip or None)
     except pickle.UnpicklingError as error:
         raise UnsupportedError(
