@@ -26,7 +26,7 @@ from krafla_cli.formats.mlb_file import MlbWriter
 from krafla_cli.formats.sidecar import Sidecar, sidecar_path
 from krafla_cli.formats.text import printable
 from krafla_cli.progress import SILENT, Progress
-from krafla_cli.quant.q4_0 import Rule
+from krafla_cli.quant.q4_0 import Rule, as_rule
 
 TOOL = "krafla-cli"
 _MAX_PENDING = 2  # tensors that wait to be written: bounds the memory
@@ -138,9 +138,8 @@ class _Job:
 
     @property
     def rule(self) -> Rule:
-        """Importance implies "fit"; else the user's choice or the family's."""
-        rule = "fit" if self.importance else self.options.q4_rule or self.plan.family.q4_rule
-        return "round" if rule == "round" else "fit"
+        """The user's choice; else "fit" with an importance, or the family's."""
+        return as_rule(self.options.q4_rule or ("fit" if self.importance else self.plan.family.q4_rule))
 
     def write(self) -> tuple[str, float]:
         """Writes all files under temporary names, then renames them: sidecars first, the model last.

@@ -10,13 +10,21 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from krafla_cli.errors import DataError, ShapeError
+from krafla_cli.errors import DataError, ShapeError, UsageError
 from krafla_cli.quant.blocks import BLOCK, Float32, Quantized, Weights, check_blocks, checked, n_blocks, scale_type
 
 Rule = Literal["fit", "round", "best"]
 RULES: tuple[Rule, ...] = ("fit", "round", "best")
 
 IMPORTANCE_FLOOR = 0.001
+
+
+def as_rule(name: str) -> Rule:
+    """The rule called ``name``; a :class:`UsageError` where there is none."""
+    for rule in RULES:
+        if rule == name:
+            return rule
+    raise UsageError(f"no Q4_0 rule is called {name!r}; there are {', '.join(RULES)}")
 
 
 def channel_importance(mean_square: npt.NDArray[np.float64]) -> Float32 | None:

@@ -12,7 +12,7 @@ import pytest
 
 from krafla_cli.cli import run
 from krafla_cli.convert.pipeline import Options, convert
-from krafla_cli.errors import FileError, ShapeError
+from krafla_cli.errors import FileError, ShapeError, UsageError
 from krafla_cli.formats.mlb_file import open_mlb
 from krafla_cli.formats.sidecar import file_sha256, read_sidecar
 from krafla_cli.formats.validate import validate
@@ -214,8 +214,11 @@ def test_rule_is_the_familys_or_the_users(tmp_path: Path) -> None:
     folder = write(tmp_path / "m")
     fit = convert(folder, tmp_path / "fit.mlb")
     rounded = convert(folder, tmp_path / "round.mlb", options=Options(q4_rule="round"))
-    assert (fit.q4_rule, rounded.q4_rule) == ("fit", "round")
-    assert (tmp_path / "fit.mlb").read_bytes() != (tmp_path / "round.mlb").read_bytes()
+    best = convert(folder, tmp_path / "best.mlb", options=Options(q4_rule="best"))
+    assert (fit.q4_rule, rounded.q4_rule, best.q4_rule) == ("fit", "round", "best")
+    assert len({(tmp_path / f"{rule}.mlb").read_bytes() for rule in ("fit", "round", "best")}) == 3
+    with pytest.raises(UsageError, match="no Q4_0 rule is called 'nearest'; there are fit, round, best"):
+        convert(folder, tmp_path / "x.mlb", options=Options(q4_rule="nearest"))
 
 
 def test_without_a_tokenizer_there_is_a_warning(tmp_path: Path) -> None:
