@@ -42,7 +42,7 @@ def gguf_config(model: GgufFile) -> ModelConfig:
     """The config. Raises FormatError (missing or wrong metadata), UnsupportedError (what the .mlb cannot hold)."""
     architecture = architecture_of(model)
     values = _Values(model, architecture.name)
-    raw = _common(model, values, architecture) | {"rope_parameters": _rope(model, values)}
+    raw = _common(model, values, architecture) | _rope(model, values)
     raw |= _extra(architecture.name)(values, raw)
     ids = ("bos", "eos", "padding")
     names = {"padding": "pad_token_id"}
@@ -106,19 +106,18 @@ def _common(model: GgufFile, values: _Values, architecture: Architecture) -> Raw
 
 
 def _rope(model: GgufFile, values: _Values) -> Raw:
-    """rope_parameters of the layers of full attention."""
-    theta = values.optional_number("rope.freq_base")
-    params: Raw = {"rope_type": "default", "rope_theta": 10000.0 if theta is None else theta}
-    head_dim = _head_dim(values)
-    rotated = values.optional_integer("rope.dimension_count")
-    if rotated is not None and rotated != head_dim:
-        params["partial_rotary_factor"] = (rotated + 0.25) / head_dim  # whole again when multiplied and rounded down
+    """RoPE of the layers of full attention, in the spelling that transformers of every version reads."""
+    theta, head_dim = values.optional_number("rope.freq_base"), _head_dim(values)
+    rotated = values.optional_integer("rope.dimension_count") or head_dim
+    raw: Raw = {"rope_theta": 10000.0 if theta is None else theta, "rope_scaling": None}
+    if rotated != head_dim:
+        raw["partial_rotary_factor"] = (rotated + 0.25) / head_dim  # whole again when multiplied and rounded down
     longrope = next((n for n in _LONGROPE if n in model.tensors), None)
     if longrope is not None:
         raise values.unsupported(f"{longrope}: RoPE scheme longrope is not supported")
     if ROPE_FREQS in model.tensors:
-        return params | _llama3(model, values, params["rope_theta"], rotated or head_dim)
-    return params | _scaling(values)
+        return raw | {"rope_scaling": _llama3(model, values, raw["rope_theta"], rotated)}
+    return raw | {"rope_scaling": _scaling(values)}
 
 
 def _head_dim(values: _Values) -> int:
@@ -126,11 +125,11 @@ def _head_dim(values: _Values) -> int:
     return length or values.integer("embedding_length") // values.integer("attention.head_count")
 
 
-def _scaling(values: _Values) -> Raw:
+def _scaling(values: _Values) -> Raw | None:
     scheme = values.model.get(f"{values.prefix}.rope.scaling.type", str)
     factor = values.optional_number("rope.scaling.factor") or values.optional_number("rope.scale_linear") or 0.0
     if scheme == "none" or (scheme in (None, "linear") and factor in (0.0, 1.0)):
-        return {}
+        return None
     if scheme in (None, "linear"):
         return {"rope_type": "linear", "factor": factor}
     if scheme != "yarn":
@@ -172,7 +171,7 @@ def _mscale(factor: float, scale: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
-def _llama3(model: GgufFile, values: _Values, theta: float, rotated: int) -> Raw:
+def _llama3(model: GgufFile, values: _Values, theta: float, rotated: int) -> Raw | None:
     """The parameters behind the factors of rope_freqs.weight, checked to give them back."""
     info = model.tensors[ROPE_FREQS]
     if info.kind.name != "F32" or info.shape != (rotated // 2,):
@@ -181,7 +180,7 @@ def _llama3(model: GgufFile, values: _Values, theta: float, rotated: int) -> Raw
         )
     factors = model.raw(ROPE_FREQS).view("<f4").astype(np.float64)
     if (factors == 1).all():
-        return {}
+        return None
     found = llama3_of_divisors(factors, theta, rotated, _hints(model))
     if found is None:
         raise values.unsupported(f"{ROPE_FREQS}: its factors are not those of llama3 scaling; the format has no other")
@@ -242,8 +241,9 @@ def _phi3(values: _Values, _raw: Raw) -> Raw:
     return {"sliding_window": values.optional_integer("attention.sliding_window") or None}
 
 
-def _glm4(values: _Values, _raw: Raw) -> Raw:
-    return {"attention_bias": "blk.0.attn_q.bias" in values.model.tensors, "partial_rotary_factor": 1.0}
+def _glm4(values: _Values, raw: Raw) -> Raw:
+    biases = "blk.0.attn_q.bias" in values.model.tensors
+    return {"attention_bias": biases, "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0)}
 
 
 def _seed_oss(values: _Values, _raw: Raw) -> Raw:
@@ -262,7 +262,7 @@ def _gemma2(values: _Values, raw: Raw) -> Raw:
     final = values.optional_number("final_logit_softcapping")
     n_layers = values.integer("block_count")
     local = values.optional_number("rope.freq_base_swa")
-    if local is not None and local != raw["rope_parameters"]["rope_theta"]:
+    if local is not None and local != raw["rope_theta"]:
         raise values.unsupported("rope.freq_base_swa differs from rope.freq_base, which Gemma 2 does not have")
     return {
         "query_pre_attn_scalar": _gemma_scale(values),
@@ -273,7 +273,7 @@ def _gemma2(values: _Values, raw: Raw) -> Raw:
     }
 
 
-def _gemma3(values: _Values, raw: Raw) -> Raw:
+def _gemma3(values: _Values, _raw: Raw) -> Raw:
     n_layers = values.integer("block_count")
     window = values.optional_integer("attention.sliding_window")
     local = values.optional_number("rope.freq_base_swa")
@@ -284,10 +284,7 @@ def _gemma3(values: _Values, raw: Raw) -> Raw:
         "final_logit_softcapping": values.optional_number("final_logit_softcapping") or None,
         "sliding_window": window or None,
         "layer_types": types,
-        "rope_parameters": {
-            "full_attention": raw["rope_parameters"],
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0 if local is None else local},
-        },
+        "rope_local_base_freq": 10000.0 if local is None else local,
     }
 
 

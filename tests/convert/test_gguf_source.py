@@ -191,8 +191,8 @@ def test_logits_equal_those_of_transformers_own_reading(name: str, tmp_path: Pat
 
 def test_config_of_metadata(tmp_path: Path) -> None:
     config = gguf_config(open_gguf(write_gguf(seeded_model("llama3"), tmp_path / "m.gguf")))
-    assert config.raw["rope_parameters"] == {
-        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    assert config.raw["rope_scaling"] == {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     }  # fmt: skip
     assert config.raw["rms_norm_eps"] == 1e-6
