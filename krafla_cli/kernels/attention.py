@@ -4,8 +4,8 @@ A row is one query head of one position. For a row and a chunk, attention gives 
 the sum l of exp(score - m), and the sum o of exp(score - m) · value. Parts of ascending chunks are merged in one way
 only, so that a row's result depends neither on the other rows of its step nor on which thread did which chunk.
 
-Rows of one KV head go together (8, or 2 where few are left), so that a key or value is read once for all of them.
-Positions are the lanes of scores, dimensions those of values; see heads.py for the cache's layout.
+Rows of one KV head go together, so that a key or value is read, and widened from f16, once for all of them. Positions
+are the lanes of scores, dimensions those of values; see heads.py for the layout of the cache.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from krafla_cli.kernels.functions import exp, soft_cap
+from krafla_cli.kernels.functions import exp, exp_of_negative, soft_cap
 from krafla_cli.kernels.inline import inline
-from krafla_cli.kernels.operations import CHUNK
+from krafla_cli.kernels.operations import ATTENTION_ROWS, CHUNK, LANES
 from krafla_cli.kernels.simd import (
     advance,
     as_f16,
@@ -36,9 +36,7 @@ from krafla_cli.kernels.simd import (
 from krafla_cli.kernels.simd_types import F32x8, Operands, Pointer
 from krafla_cli.kernels.threads import next_unit
 
-_LANES = 8
-_ROWS = 8
-_SCORES = _ROWS * CHUNK
+_PAIR = 2 * LANES  # positions, or dimensions, that a block of four rows is multiplied with
 _NONE = np.float32(-np.inf)
 
 
@@ -68,12 +66,12 @@ def attend_f32(a: Operands, step: Operands, me: Operands) -> None:
 
 @inline
 def _padded(head_dim: int) -> int:
-    return (head_dim + _LANES - 1) // _LANES * _LANES
+    return (head_dim + LANES - 1) // LANES * LANES
 
 
 @inline
 def _part_floats(a: Operands) -> int:
-    return _LANES + _padded(a.head_dim)
+    return LANES + _padded(a.head_dim)
 
 
 @inline
@@ -106,34 +104,33 @@ def _chunk_end(position: int) -> int:
 
 @inline
 def _attend(a: Operands, step: Operands, me: Operands, load: Any) -> None:
-    """A unit is up to 8 rows of a KV head, with all their chunks; the last rows, which take longest, go first.
+    """A unit is some rows of a KV head, with all their chunks; the last rows, which take longest, go first.
 
     Where the step is one position, a unit is one chunk, so that there is work for all threads.
     """
-    scores = as_f32(me.scratch)
-    parts = advance(scores, _SCORES)
-    totals = advance(parts, _ROWS * _part_floats(a))
+    queries = as_f32(me.scratch)
+    totals = advance(queries, ATTENTION_ROWS * a.head_dim)
+    rest = advance(totals, ATTENTION_ROWS * _part_floats(a))
     is_split = step.n_tokens == 1
     n_rows = step.n_tokens * _group(a)
-    n_blocks = (n_rows + _ROWS - 1) // _ROWS
+    n_blocks = (n_rows + ATTENTION_ROWS - 1) // ATTENTION_ROWS
     n_splits = _chunk_end(step.position) - _chunk_start(a, step.position) if is_split else 1
     unit = next_unit(me, 1)
     while unit < n_splits * n_blocks * a.n_kv_heads:
         split = unit % n_splits
         kv_head = unit // n_splits % a.n_kv_heads
-        first = (n_blocks - 1 - unit // n_splits // a.n_kv_heads) * _ROWS
-        n = min(_ROWS, n_rows - first)
+        first = (n_blocks - 1 - unit // n_splits // a.n_kv_heads) * ATTENTION_ROWS
+        n = min(ATTENTION_ROWS, n_rows - first)
         start = _chunk_start(a, step.position + first // _group(a))
         end = _chunk_end(step.position + (first + n - 1) // _group(a))
         if is_split:
             start += split
             end = start + 1
+        _gather_queries(a, kv_head, first, n, queries)
         for r in range(n):
             _clear_part(a, advance(totals, r * _part_floats(a)))
         for chunk in range(start, end):
-            _attend_rows(a, step, kv_head, chunk, first, n, scores, parts, load)
-            for r in range(n):
-                _merge(a, advance(totals, r * _part_floats(a)), advance(parts, r * _part_floats(a)))
+            _attend_rows(a, step, kv_head, chunk, first, n, queries, totals, rest, load)
         for r in range(n):
             total = advance(totals, r * _part_floats(a))
             if is_split:
@@ -156,6 +153,23 @@ def merge_chunks(a: Operands, step: Operands, me: Operands) -> None:
         head = next_unit(me, 1)
 
 
+@inline
+def _row_offset(a: Operands, kv_head: int, row: int) -> int:
+    """Where row ``row`` of a KV head is in queries and outputs [T, n_heads, head_dim]."""
+    t = row // _group(a)
+    return (t * a.n_heads + kv_head * _group(a) + row % _group(a)) * a.head_dim
+
+
+@inline
+def _gather_queries(a: Operands, kv_head: int, first: int, n: int, queries: Pointer) -> None:
+    """Rows ``first`` to first + n, times the score factor, and zeros up to a multiple of 4 rows: [rows, head_dim]."""
+    for r in range((n + 3) // 4 * 4):
+        row = advance(queries, r * a.head_dim)
+        q = advance(a.q, _row_offset(a, kv_head, first + min(r, n - 1)))
+        for i in range(a.head_dim):
+            row[i] = q[i] * np.float32(a.scale) if r < n else np.float32(0)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Parts
 
@@ -170,7 +184,7 @@ def _clear_part(a: Operands, part: Pointer) -> None:
 @inline
 def _keep_part(a: Operands, total: Pointer, index: int) -> None:
     kept = advance(a.parts, index * _part_floats(a))
-    for i in range(0, _part_floats(a), _LANES):
+    for i in range(0, _part_floats(a), LANES):
         store_f32(kept, i, load_f32(total, i))
 
 
@@ -189,26 +203,19 @@ def _merge(a: Operands, total: Pointer, part: Pointer) -> None:
     new = _exp1(part[0] - m)
     total[0] = m
     total[1] = total[1] * old + part[1] * new
-    for i in range(_LANES, _part_floats(a), _LANES):
+    for i in range(LANES, _part_floats(a), LANES):
         store_f32(total, i, fma(load_f32(part, i), spread_f32(new), load_f32(total, i) * spread_f32(old)))
 
 
 @inline
-def _query_offset(a: Operands, kv_head: int, row: int) -> int:
-    """Where row ``row`` of a KV head is in queries and outputs [T, n_heads, head_dim]."""
-    t = row // _group(a)
-    return (t * a.n_heads + kv_head * _group(a) + row % _group(a)) * a.head_dim
-
-
-@inline
 def _write_row(a: Operands, kv_head: int, row: int, total: Pointer) -> None:
-    out = advance(a.out, _query_offset(a, kv_head, row))
+    out = advance(a.out, _row_offset(a, kv_head, row))
     for i in range(a.head_dim):
-        out[i] = total[_LANES + i] / total[1]
+        out[i] = total[LANES + i] / total[1]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# One chunk, up to 8 rows
+# One chunk
 
 
 @inline
@@ -219,193 +226,214 @@ def _attend_rows(
     chunk: int,
     first: int,
     n: int,
-    scores: Pointer,
-    parts: Pointer,
+    queries: Pointer,
+    totals: Pointer,
+    rest: Pointer,
     load: Any,
 ) -> None:
-    """Parts of rows ``first`` to first + n of a KV head for one chunk."""
-    group = _group(a)
+    """Adds a chunk to the totals of rows ``first`` to first + n of a KV head."""
+    parts = rest
+    scores = advance(parts, ATTENTION_ROWS * _part_floats(a))
+    wide = advance(scores, ATTENTION_ROWS * CHUNK)
     base = chunk * CHUNK
     # Positions in the chunk that any of the rows attends to.
-    start = max(0, _first_position(a, step.position + first // group) - base)
-    end = min(CHUNK, step.position + (first + n - 1) // group + 1 - base)
-    tile = kv_head * (a.n_ctx // _LANES) + base // _LANES
-    keys = advance(a.keys, tile * a.head_dim * _LANES * a.item_bytes)
-    _score_rows(a, kv_head, first, n, start, end, keys, scores, load)
+    start = max(0, _first_position(a, step.position + first // _group(a)) - base)
+    end = min(CHUNK, step.position + (first + n - 1) // _group(a) + 1 - base)
+    tile = kv_head * (a.n_ctx // LANES) + base // LANES
+    keys = advance(a.keys, tile * a.head_dim * LANES * a.item_bytes)
+    _score_rows(a, n, start, end, keys, queries, scores, wide, load)
     for r in range(n):
-        position = step.position + (first + r) // group
-        part = advance(parts, r * _part_floats(a))
+        position = step.position + (first + r) // _group(a)
         valid = max(start, _first_position(a, position) - base)
+        part = advance(parts, r * _part_floats(a))
         _weigh(a, advance(scores, r * CHUNK), start, end, valid, min(end, position + 1 - base), part)
-    n_groups = _padded(a.head_dim) // _LANES
-    values = advance(a.values, (kv_head * n_groups * a.n_ctx + base) * _LANES * a.item_bytes)
-    _sum_values(a, n, start, end, values, scores, parts, load)
+    values = advance(a.values, (kv_head * _padded(a.head_dim) * a.n_ctx + base * LANES) * a.item_bytes)
+    _sum_values(a, n, start, end, values, scores, parts, wide, load)
+    for r in range(n):
+        _merge(a, advance(totals, r * _part_floats(a)), advance(parts, r * _part_floats(a)))
 
 
 @inline
 def _weigh(a: Operands, scores: Pointer, start: int, end: int, valid: int, valid_end: int, part: Pointer) -> None:
-    """Scales and caps one row's scores, and replaces them by exp(score - m); 0 outside ``valid`` to ``valid_end``."""
-    first = start // _LANES * _LANES
+    """Caps one row's scores, and replaces them by exp(score - m); 0 outside ``valid`` to ``valid_end``."""
+    first = start // LANES * LANES
     largest = spread_f32(_NONE)
-    for i in range(first, end, _LANES):
-        at = lane_numbers() + np.float32(i)
-        inside = (at >= np.float32(valid)) & (at < np.float32(valid_end))
-        score = soft_cap(load_f32(scores, i) * spread_f32(a.scale), a.softcap)
-        score = select(inside, score, spread_f32(_NONE))
+    for i in range(first, end, LANES):
+        score = load_f32(scores, i)
+        if a.softcap:
+            score = soft_cap(score, a.softcap)
+        if i < valid or i + LANES > valid_end:
+            at = lane_numbers() + np.float32(i)
+            score = select((at >= np.float32(valid)) & (at < np.float32(valid_end)), score, spread_f32(_NONE))
         store_f32(scores, i, score)
         largest = maximum(score, largest)
     m = max_f32(largest)
     part[0] = m
     total = zero_f32()
-    if m == _NONE:
-        for i in range(first, end, _LANES):
-            store_f32(scores, i, total)
-    else:
-        for i in range(first, end, _LANES):
-            score = load_f32(scores, i)
-            weight = select(score > _NONE, exp(score - m), zero_f32())
-            store_f32(scores, i, weight)
-            total = total + weight
+    for i in range(first, end, LANES):
+        score = load_f32(scores, i)
+        weight = exp_of_negative(score - m)
+        if i < valid or i + LANES > valid_end:
+            weight = select(score > _NONE, weight, zero_f32())
+        store_f32(scores, i, weight)
+        total = total + weight
     part[1] = sum_f32(total)
 
 
 @inline
-def _pick(p: Pointer, stride: int, r: int, n: int) -> Pointer:
-    """Row ``r`` of ``n``; the last one again after it."""
-    return advance(p, min(r, n - 1) * stride)
-
-
-@inline
 def _score_rows(
-    a: Operands, kv_head: int, first: int, n: int, start: int, end: int, keys: Pointer, scores: Pointer, load: Any
+    a: Operands,
+    n: int,
+    start: int,
+    end: int,
+    keys: Pointer,
+    queries: Pointer,
+    scores: Pointer,
+    wide: Pointer,
+    load: Any,
 ) -> None:
-    """scores[r, i] = Σ_d q[r, d] · key[i, d], d ascending, for the tiles of positions ``start`` to ``end``."""
-    r = 0
-    while r < n:
-        if n - r > 4:
-            for i in range(start // _LANES * _LANES, end, _LANES):
-                _score_8(a, kv_head, first + r, n - r, i, keys, advance(scores, r * CHUNK), load)
-            r += 8
-        else:
-            for i in range(start // _LANES * _LANES, end, 4 * _LANES):
-                _score_2(a, kv_head, first + r, n - r, i, keys, advance(scores, r * CHUNK), load)
-            r += 2
+    """scores[r, i] = Σ_d query[r, d] · key[i, d], d ascending, for the tiles of positions ``start`` to ``end``."""
+    if n <= 2:
+        for i in range(start // LANES * LANES, end, 4 * LANES):
+            _score_2(a, n, i, keys, queries, scores, load)
+        return
+    for i in range(start // LANES * LANES, end, _PAIR):
+        for d in range(a.head_dim):
+            o = i * a.head_dim + d * LANES
+            store_f32(wide, d * _PAIR, load(keys, o))
+            store_f32(wide, d * _PAIR + LANES, load(keys, o + a.head_dim * LANES))
+        for r in range(0, n, 4):
+            _score_4(a.head_dim, advance(queries, r * a.head_dim), wide, advance(scores, r * CHUNK + i))
 
 
 @inline
-def _score_8(a: Operands, kv_head: int, row: int, n: int, i: int, keys: Pointer, scores: Pointer, load: Any) -> None:
-    """8 rows, 8 positions from ``i`` on."""
-    q0 = advance(a.q, _query_offset(a, kv_head, row))
-    q1 = advance(a.q, _query_offset(a, kv_head, row + 1))
-    q2 = advance(a.q, _query_offset(a, kv_head, row + 2))
-    q3 = advance(a.q, _query_offset(a, kv_head, row + 3))
-    q4 = advance(a.q, _query_offset(a, kv_head, row + 4))
-    q5 = advance(a.q, _query_offset(a, kv_head, row + min(5, n - 1)))
-    q6 = advance(a.q, _query_offset(a, kv_head, row + min(6, n - 1)))
-    q7 = advance(a.q, _query_offset(a, kv_head, row + min(7, n - 1)))
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = zero_f32()
-    for d in range(a.head_dim):
-        k = load(keys, i * a.head_dim + d * _LANES)
-        s0 = fma(spread_f32(q0[d]), k, s0)
-        s1 = fma(spread_f32(q1[d]), k, s1)
-        s2 = fma(spread_f32(q2[d]), k, s2)
-        s3 = fma(spread_f32(q3[d]), k, s3)
-        s4 = fma(spread_f32(q4[d]), k, s4)
-        s5 = fma(spread_f32(q5[d]), k, s5)
-        s6 = fma(spread_f32(q6[d]), k, s6)
-        s7 = fma(spread_f32(q7[d]), k, s7)
-    store_f32(scores, i, s0)
-    store_f32(scores, i + CHUNK, s1)
-    store_f32(scores, i + 2 * CHUNK, s2)
-    store_f32(scores, i + 3 * CHUNK, s3)
-    store_f32(scores, i + 4 * CHUNK, s4)
-    store_f32(scores, i + 5 * CHUNK, s5)
-    store_f32(scores, i + 6 * CHUNK, s6)
-    store_f32(scores, i + 7 * CHUNK, s7)
-
-
-@inline
-def _score_2(a: Operands, kv_head: int, row: int, n: int, i: int, keys: Pointer, scores: Pointer, load: Any) -> None:
-    """2 rows, 32 positions from ``i`` on."""
-    q0 = advance(a.q, _query_offset(a, kv_head, row))
-    q1 = advance(a.q, _query_offset(a, kv_head, row + min(1, n - 1)))
+def _score_4(n: int, q: Pointer, keys: Pointer, scores: Pointer) -> None:
+    """4 rows, 16 positions."""
     s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero_f32()
-    tile = _LANES * a.head_dim
+    for d in range(n):
+        first = load_f32(keys, d * _PAIR)
+        second = load_f32(keys, d * _PAIR + LANES)
+        x = spread_f32(q[d])
+        s0 = fma(x, first, s0)
+        t0 = fma(x, second, t0)
+        x = spread_f32(q[d + n])
+        s1 = fma(x, first, s1)
+        t1 = fma(x, second, t1)
+        x = spread_f32(q[d + 2 * n])
+        s2 = fma(x, first, s2)
+        t2 = fma(x, second, t2)
+        x = spread_f32(q[d + 3 * n])
+        s3 = fma(x, first, s3)
+        t3 = fma(x, second, t3)
+    store_f32(scores, 0, s0)
+    store_f32(scores, LANES, t0)
+    store_f32(scores, CHUNK, s1)
+    store_f32(scores, CHUNK + LANES, t1)
+    store_f32(scores, 2 * CHUNK, s2)
+    store_f32(scores, 2 * CHUNK + LANES, t2)
+    store_f32(scores, 3 * CHUNK, s3)
+    store_f32(scores, 3 * CHUNK + LANES, t3)
+
+
+@inline
+def _score_2(a: Operands, n: int, i: int, keys: Pointer, queries: Pointer, scores: Pointer, load: Any) -> None:
+    """1 or 2 rows, 32 positions from ``i`` on, straight from the cache."""
+    other = advance(queries, (n - 1) * a.head_dim)
+    s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero_f32()
+    tile = LANES * a.head_dim
     for d in range(a.head_dim):
-        o = i * a.head_dim + d * _LANES
+        o = i * a.head_dim + d * LANES
         k0 = load(keys, o)
         k1 = load(keys, o + tile)
         k2 = load(keys, o + 2 * tile)
         k3 = load(keys, o + 3 * tile)
-        q = spread_f32(q0[d])
+        q = spread_f32(queries[d])
         s0 = fma(q, k0, s0)
         s1 = fma(q, k1, s1)
         s2 = fma(q, k2, s2)
         s3 = fma(q, k3, s3)
-        q = spread_f32(q1[d])
+        q = spread_f32(other[d])
         t0 = fma(q, k0, t0)
         t1 = fma(q, k1, t1)
         t2 = fma(q, k2, t2)
         t3 = fma(q, k3, t3)
     store_f32(scores, i, s0)
-    store_f32(scores, i + 8, s1)
-    store_f32(scores, i + 16, s2)
-    store_f32(scores, i + 24, s3)
+    store_f32(scores, i + LANES, s1)
+    store_f32(scores, i + 2 * LANES, s2)
+    store_f32(scores, i + 3 * LANES, s3)
     store_f32(scores, i + CHUNK, t0)
-    store_f32(scores, i + CHUNK + 8, t1)
-    store_f32(scores, i + CHUNK + 16, t2)
-    store_f32(scores, i + CHUNK + 24, t3)
+    store_f32(scores, i + CHUNK + LANES, t1)
+    store_f32(scores, i + CHUNK + 2 * LANES, t2)
+    store_f32(scores, i + CHUNK + 3 * LANES, t3)
 
 
 @inline
 def _sum_values(
-    a: Operands, n: int, start: int, end: int, values: Pointer, scores: Pointer, parts: Pointer, load: Any
+    a: Operands,
+    n: int,
+    start: int,
+    end: int,
+    values: Pointer,
+    weights: Pointer,
+    parts: Pointer,
+    wide: Pointer,
+    load: Any,
 ) -> None:
-    """o[r, d] = Σ_i weight[r, i] · value[i, d], i ascending."""
-    n_groups = _padded(a.head_dim) // _LANES
-    r = 0
-    while r < n:
-        weights = advance(scores, r * CHUNK)
-        outputs = advance(parts, r * _part_floats(a) + _LANES)
-        if n - r > 4:
-            for g in range(n_groups):
-                _sum_8(a, n - r, g, start, end, values, weights, outputs, load)
-            r += 8
-        else:
-            for g in range(0, n_groups, 4):
-                _sum_2(a, n - r, g, n_groups, start, end, values, weights, outputs, load)
-            r += 2
+    """o[r, d] = Σ_i weight[r, i] · value[i, d], i ascending. The last 8 dimensions may be done twice."""
+    n_groups = _padded(a.head_dim) // LANES
+    if n <= 2:
+        for g in range(0, n_groups, 4):
+            _sum_2(a, n, g, n_groups, start, end, values, weights, advance(parts, LANES), load)
+        return
+    for g in range(0, n_groups, 2):
+        first = g * a.n_ctx
+        second = min(g + 1, n_groups - 1) * a.n_ctx
+        for i in range(start, end):
+            store_f32(wide, i * _PAIR, load(values, (first + i) * LANES))
+            store_f32(wide, i * _PAIR + LANES, load(values, (second + i) * LANES))
+        for r in range(0, n, 4):
+            out = advance(parts, r * _part_floats(a) + LANES)
+            _sum_4(
+                start,
+                end,
+                advance(weights, r * CHUNK),
+                wide,
+                out,
+                g * LANES,
+                min(g + 1, n_groups - 1) * LANES,
+                _part_floats(a),
+            )
 
 
 @inline
-def _sum_8(
-    a: Operands, n: int, g: int, start: int, end: int, values: Pointer, weights: Pointer, outputs: Pointer, load: Any
+def _sum_4(
+    start: int, end: int, weights: Pointer, values: Pointer, out: Pointer, o: int, o_second: int, part: int
 ) -> None:
-    """8 rows, 8 dimensions."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = zero_f32()
+    """4 rows, 16 dimensions."""
+    s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero_f32()
     for i in range(start, end):
-        v = load(values, (g * a.n_ctx + i) * _LANES)
-        s0 = fma(spread_f32(weights[i]), v, s0)
-        s1 = fma(spread_f32(weights[i + CHUNK]), v, s1)
-        s2 = fma(spread_f32(weights[i + 2 * CHUNK]), v, s2)
-        s3 = fma(spread_f32(weights[i + 3 * CHUNK]), v, s3)
-        s4 = fma(spread_f32(weights[i + 4 * CHUNK]), v, s4)
-        s5 = fma(spread_f32(weights[i + 5 * CHUNK]), v, s5)
-        s6 = fma(spread_f32(weights[i + 6 * CHUNK]), v, s6)
-        s7 = fma(spread_f32(weights[i + 7 * CHUNK]), v, s7)
-    part = _part_floats(a)
-    o = g * _LANES
-    store_f32(outputs, o, s0)
-    store_f32(outputs, o + part, s1)
-    store_f32(outputs, o + 2 * part, s2)
-    store_f32(outputs, o + 3 * part, s3)
-    store_f32(outputs, o + 4 * part, s4)
-    if n > 5:
-        store_f32(outputs, o + 5 * part, s5)
-    if n > 6:
-        store_f32(outputs, o + 6 * part, s6)
-    if n > 7:
-        store_f32(outputs, o + 7 * part, s7)
+        first = load_f32(values, i * _PAIR)
+        second = load_f32(values, i * _PAIR + LANES)
+        w = spread_f32(weights[i])
+        s0 = fma(w, first, s0)
+        t0 = fma(w, second, t0)
+        w = spread_f32(weights[i + CHUNK])
+        s1 = fma(w, first, s1)
+        t1 = fma(w, second, t1)
+        w = spread_f32(weights[i + 2 * CHUNK])
+        s2 = fma(w, first, s2)
+        t2 = fma(w, second, t2)
+        w = spread_f32(weights[i + 3 * CHUNK])
+        s3 = fma(w, first, s3)
+        t3 = fma(w, second, t3)
+    store_f32(out, o, s0)
+    store_f32(out, o_second, t0)
+    store_f32(out, o + part, s1)
+    store_f32(out, o_second + part, t1)
+    store_f32(out, o + 2 * part, s2)
+    store_f32(out, o_second + 2 * part, t2)
+    store_f32(out, o + 3 * part, s3)
+    store_f32(out, o_second + 3 * part, t3)
 
 
 @inline
@@ -418,19 +446,19 @@ def _sum_2(
     end: int,
     values: Pointer,
     weights: Pointer,
-    outputs: Pointer,
+    out: Pointer,
     load: Any,
 ) -> None:
-    """2 rows, 32 dimensions; groups after the last repeat it."""
+    """1 or 2 rows, 32 dimensions, straight from the cache; groups after the last repeat it."""
     g1 = min(g + 1, n_groups - 1)
     g2 = min(g + 2, n_groups - 1)
     g3 = min(g + 3, n_groups - 1)
     s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero_f32()
     for i in range(start, end):
-        v0 = load(values, (g * a.n_ctx + i) * _LANES)
-        v1 = load(values, (g1 * a.n_ctx + i) * _LANES)
-        v2 = load(values, (g2 * a.n_ctx + i) * _LANES)
-        v3 = load(values, (g3 * a.n_ctx + i) * _LANES)
+        v0 = load(values, (g * a.n_ctx + i) * LANES)
+        v1 = load(values, (g1 * a.n_ctx + i) * LANES)
+        v2 = load(values, (g2 * a.n_ctx + i) * LANES)
+        v3 = load(values, (g3 * a.n_ctx + i) * LANES)
         w = spread_f32(weights[i])
         s0 = fma(w, v0, s0)
         s1 = fma(w, v1, s1)
@@ -441,13 +469,13 @@ def _sum_2(
         t1 = fma(w, v1, t1)
         t2 = fma(w, v2, t2)
         t3 = fma(w, v3, t3)
-    store_f32(outputs, g * _LANES, s0)
-    store_f32(outputs, g1 * _LANES, s1)
-    store_f32(outputs, g2 * _LANES, s2)
-    store_f32(outputs, g3 * _LANES, s3)
+    store_f32(out, g * LANES, s0)
+    store_f32(out, g1 * LANES, s1)
+    store_f32(out, g2 * LANES, s2)
+    store_f32(out, g3 * LANES, s3)
     if n > 1:
-        outputs = advance(outputs, _part_floats(a))
-        store_f32(outputs, g * _LANES, t0)
-        store_f32(outputs, g1 * _LANES, t1)
-        store_f32(outputs, g2 * _LANES, t2)
-        store_f32(outputs, g3 * _LANES, t3)
+        second = advance(out, _part_floats(a))
+        store_f32(second, g * LANES, t0)
+        store_f32(second, g1 * LANES, t1)
+        store_f32(second, g2 * LANES, t2)
+        store_f32(second, g3 * LANES, t3)

@@ -33,8 +33,14 @@ _SQRT_2_OVER_PI = 0.7978845608028654
 
 @inline
 def exp(x: F32x8) -> F32x8:
-    """2^n times a polynomial of the rest, |rest| <= ln 2 / 2 (Cephes' coefficients)."""
-    x = minimum(maximum(x, spread_f32(_EXP_MIN)), spread_f32(_EXP_MAX))
+    """2^n times a polynomial of the rest, |rest| <= ln 2 / 2 (Cephes' coefficients); 2^126 from 88.37 on."""
+    return exp_of_negative(minimum(x, spread_f32(_EXP_MAX)))
+
+
+@inline
+def exp_of_negative(x: F32x8) -> F32x8:
+    """exp(x) for x up to 88."""
+    x = maximum(x, spread_f32(_EXP_MIN))
     n = fma(x, spread_f32(_LOG2_E), spread_f32(_ROUNDER)) - _ROUNDER
     r = fma(n, spread_f32(-_LN2_HIGH), x)
     r = fma(n, spread_f32(-_LN2_LOW), r)

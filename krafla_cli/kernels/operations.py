@@ -17,6 +17,7 @@ POSITIONS_PER_TILE = 4  # positions that a matrix-matrix product runs together
 TILE_BYTES = 1 << 14  # of a matrix, unpacked
 PAD_BYTES = 256  # at the start of a thread's scratch memory: 8 short rows of scales, or 8 results
 CHUNK = 256  # positions of attention that belong together
+ATTENTION_ROWS = 16  # rows (query heads of positions) of one KV head that attention does together
 
 # W [n_rows, n_blocks x 32] times the codes: y float32 [T, n_rows] is set, or added to where ``add`` is 1. ``q``, ``d``
 # are the quants and scales as they lie in the file, scales f16 or f32.
@@ -161,6 +162,6 @@ def scratch_bytes(n_cols: int, n_positions: int, head_dim: int) -> int:
     """Scratch memory that each thread needs for matrices of up to ``n_cols`` columns, positions and heads as given."""
     scales = 2 * LANES * 4 * max(n_cols // BLOCK, LANES)
     sums = 2 * LANES * 4 * (n_positions + POSITIONS_PER_TILE)
-    head = head_dim + LANES
-    attention = 4 * (LANES * CHUNK + 2 * LANES * (head + LANES))
-    return max(PAD_BYTES + TILE_BYTES + scales + sums, attention, 8 * head)
+    part = head_dim + 2 * LANES  # rounded up generously
+    attention = 4 * (ATTENTION_ROWS * (head_dim + 2 * part + CHUNK) + 2 * LANES * max(CHUNK, head_dim))
+    return max(PAD_BYTES + TILE_BYTES + scales + sums, attention, 8 * part)
