@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option(
     "--q4-rule",
     type=click.Choice(["fit", "best", "round"]),
-    help="Q4_0 blocks: best fit of 13 candidates, the exact minimum of the same error (about 15 times slower), or "
+    help="Q4_0 blocks: best fit of 13 candidates, the exact minimum of the same error (about 20 times slower), or "
     "llama.cpp's rounding [default: the family's].",
 )
 @click.option(
