@@ -20,5 +20,6 @@ show run $OUT/demo.mlb -p 'Tell me a story about a fox.' --seed 7 --stats
 show run $OUT/demo.mlb -f README.md -n 0 --imatrix $OUT/demo.mli --ctx 256
 show eval $OUT/demo.mlb $OUT/demo-q4.mlb -f tests/data/stories.txt --ctx 256
 show pack-embed tests/data/student -o $OUT/student.bin --embedding-quant int4
-show embed $OUT/student.bin 'Kedi bahçede uyuyor.' 'The cat sleeps in the garden.' 'The train leaves at noon.'
+show embed $OUT/student.bin 'Kahverengi valize ihtiyacım var.' \
+    'I would like to have the brown suitcase, please.' 'What is the price of the golden flute?'
 show validate $OUT
