@@ -98,6 +98,12 @@ def note(text: str) -> None:
         click.echo(text, err=True)
 
 
+def speed(what: str, n_tokens: int, seconds: float) -> str:
+    """How long ``n_tokens`` took, for a line of statistics."""
+    rate = f" ({n_tokens / seconds:.1f} tok/s)" if seconds > 0 else ""
+    return f"{what} {n_tokens} tokens in {seconds:.2f} s{rate}"
+
+
 class TerminalProgress(Progress):
     """Bars (after a second, on a terminal only) and remarks on stderr."""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from krafla_cli.cli.common import (
     json_option,
     note,
     print_json,
+    speed,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
     from krafla_cli.runtime.model import Model
     from krafla_cli.runtime.sampling import Sampler
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Those of krafla_cli.tokenizer.templates, which is imported only where one is used.
+_TEMPLATES = ("chatml", "llama3", "gemma", "mistral", "smollm", "qwen3.5")
 
 
 @click.command("run")
@@ -37,6 +37,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 @click.option("-p", "--prompt", "turn", help="One user turn, through the model's chat template where it has one.")
 @click.option("-f", "--file", "file", type=click.Path(path_type=Path), help="Raw text: a file, a pipe, or - (stdin).")
 @click.option("--prompt-ids", "prompt_ids", metavar="1,5,7", help="Token ids instead of text.")
+@click.option("--chat", is_flag=True, help="A conversation in the terminal; /help there shows its commands.")
+@click.option("--system", metavar="TEXT", help="System message, before the first turn.")
+@click.option("--template", metavar="NAME|FILE", help=f"Chat template: a file, or {', '.join(_TEMPLATES)}.")
+@click.option("--no-think", is_flag=True, help="No thinking, where the chat template has a switch for it.")
 @click.option("--raw", is_flag=True, help="No chat template: -p is text to go on with.")
 @click.option("-n", "--max-tokens", type=click.IntRange(0), help="Most tokens to generate [default: no limit].")
 @click.option("--temp", type=float, help="Temperature; 0: always the likeliest token.")
@@ -45,6 +49,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 @click.option("--min-p", type=float, help="Only tokens with this share of the likeliest one's probability.")
 @click.option("--repeat-penalty", type=float, help="Makes tokens that were there before less likely; 1: off.")
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), help="Repeats a run [default: another each time].")
+@click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before TEXT; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the model's stop tokens.")
 @click.option("--logits", "logits_path", type=click.Path(path_type=Path), help="Write the prompt's logits as .npy.")
 @click.option("--imatrix", type=click.Path(path_type=Path), help="Record an importance matrix (MLI1) of the text.")
@@ -61,6 +66,7 @@ def command(**options: Any) -> None:
     \b
     mlb run model.mlb -p "hi"                       one turn through the chat template
     mlb run model.mlb -p "Once upon" --raw -n 50    goes on with the text
+    mlb run model.mlb --chat --system "Be brief."    a conversation
     mlb run model.mlb -f text.txt --imatrix imat.mli
     mlb run model.mlb --prompt-ids 1,5,7 --logits out.npy
 
@@ -78,6 +84,10 @@ class _Command:
     turn: str | None
     file: Path | None
     prompt_ids: str | None
+    chat: bool
+    system: str | None
+    template: str | None
+    no_think: bool
     raw: bool
     max_tokens: int | None
     temp: float | None
@@ -86,6 +96,7 @@ class _Command:
     min_p: float | None
     repeat_penalty: float | None
     seed: int | None
+    stops: tuple[str, ...]
     ignore_eos: bool
     logits_path: Path | None
     imatrix: Path | None
@@ -108,6 +119,8 @@ class _Command:
         progress = TerminalProgress()
         if self.imatrix is not None:
             self._record(self.imatrix, progress)
+        elif self.chat:
+            self._chat(progress)
         else:
             self._generate(progress)
 
@@ -116,8 +129,11 @@ class _Command:
         from krafla_cli.formats.atomic import check_target
         from krafla_cli.runtime.sampling import resolve
 
-        if sum(p is not None for p in (self.turn, self.file, self.prompt_ids)) != 1:
-            raise click.UsageError("give one of -p TEXT, -f FILE and --prompt-ids IDS")
+        if sum(p is not None for p in (self.turn, self.file, self.prompt_ids)) + self.chat != 1:
+            raise click.UsageError("give one of -p TEXT, -f FILE and --prompt-ids IDS, or --chat")
+        self._check_chat()
+        if "" in self.stops:
+            raise click.UsageError("--stop needs a text")
         if self.imatrix is None and (self.append or self.no_logits):
             raise click.UsageError("--append and --no-logits are for --imatrix")
         if self.imatrix is not None and self.logits_path is not None:
@@ -127,6 +143,19 @@ class _Command:
         if self.imatrix is not None:
             check_target(self.imatrix, self.force or self.append, (self.model,))
         resolve({}, self._sampling)
+
+    def _check_chat(self) -> None:
+        others = (self.raw, self.ignore_eos, self.as_json, self.imatrix is not None, self.logits_path is not None)
+        if self.chat and any(others):
+            raise click.UsageError("--chat goes without --raw, --ignore-eos, --json, --imatrix and --logits")
+        if self._is_turn_in_template:
+            return
+        if self.system is not None or self.template is not None or self.no_think:
+            raise click.UsageError("--system, --template and --no-think are for --chat, and for -p without --raw")
+
+    @property
+    def _is_turn_in_template(self) -> bool:
+        return self.chat or (self.turn is not None and not self.raw)
 
     @property
     def _sampling(self) -> dict[str, float]:
@@ -153,6 +182,7 @@ class _Command:
             kv=self.kv,
             threads=self.threads,
             tokenizer=self.tokenizer,
+            template=self.template,
             progress=progress,
         )
 
@@ -180,13 +210,47 @@ class _Command:
                 ids, sampler, run.report, limit, ignore_eos=self.ignore_eos, sink=sink, progress=progress
             )
             is_continued = self.turn is None or self.raw or model.chat_template is None
-            text = _consume(model, generated, not self.as_json, is_continued)
+            text = self._consume(model, ids, generated, is_continued, run.report)
         if self.as_json:
             print_json(_document(run, text))
         if run.report.stop_reason == "context":
             note(f"the context of {model.engine.n_ctx} positions is full")
         if self.stats:
             click.echo(_stats(run), err=True)
+
+    def _consume(
+        self, model: Model, prompt: list[int], generated: Iterable[int], is_continued: bool, report: Generation
+    ) -> str | None:
+        """Runs the generation, showing its text while it comes; None where no tokenizer can turn ids into text."""
+        if model.companions.tokenizer is None and not self.stops:
+            ids = ",".join(str(i) for i in generated)
+            if ids and not self.as_json:
+                click.echo(ids)
+            return None
+        pieces = model.text(generated, is_continued, self.stops, report)
+        if self.as_json:
+            return "".join(pieces)
+        from krafla_cli.cli.chat import ReplyPrinter
+        from krafla_cli.runtime.chat import mark_thinking, opens_thinking
+
+        return ReplyPrinter().show(mark_thinking(pieces, opens_thinking(model.tokenizer, prompt)))
+
+    def _chat(self, progress: TerminalProgress) -> None:
+        from krafla_cli.cli.chat import Session
+        from krafla_cli.runtime.chat import Chat, template_variables
+        from krafla_cli.runtime.sampling import Sampler, resolve
+
+        model = self._open(progress)
+        chat = Chat(
+            model,
+            Sampler(resolve(model.sampling_defaults, self._sampling), self.seed),
+            self.max_tokens,
+            system=self.system or "",
+            stops=self.stops,
+            variables=template_variables(model, self.no_think),
+            progress=progress,
+        )
+        Session(chat, self.force, self.stats).run()
 
     def _encode(self, model: Model) -> list[int]:
         from krafla_cli.runtime.prompt import parse_ids, read_text
@@ -195,9 +259,14 @@ class _Command:
             return parse_ids(self.prompt_ids)
         if self.file is not None:
             return model.encode(read_text(self.file), raw=True)
-        if model.companions.settings is None and not self.raw:
+        if model.companions.settings is None and self.template is None and not self.raw:
             note(model.companions.no_settings)
-        return model.encode(self.turn or "", self.raw)
+        if not self.system and not self.no_think:
+            return model.encode(self.turn or "", self.raw)
+        from krafla_cli.runtime.chat import conversation, template_variables
+
+        variables = template_variables(model, self.no_think)
+        return model.encode_messages(conversation(model, self.turn or "", self.system or "", variables), **variables)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Recording an importance matrix
@@ -251,28 +320,6 @@ def _logits_sink(path: Path | None, n_positions: int, model: Model, force: bool)
         yield sink
 
 
-def _consume(model: Model, generated: Iterable[int], show: bool, is_continued: bool) -> str | None:
-    """Runs the generation, showing its text while it comes; None where no tokenizer can turn ids into text."""
-    if model.companions.tokenizer is None:
-        ids = ",".join(str(i) for i in generated)
-        if show and ids:
-            click.echo(ids)
-        return None
-    text = ""
-    for piece in model.text(generated, is_continued):
-        text += piece
-        if show:
-            click.echo(_for_terminal(piece) if sys.stdout.isatty() else piece, nl=False)
-    if show and text:
-        click.echo()
-    return text
-
-
-def _for_terminal(text: str) -> str:
-    """Control characters written out: a model is a stranger's file and must not steer the terminal."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
-
-
 def _document(run: _Run, text: str | None) -> dict[str, Any]:
     report, engine = run.report, run.model.engine
     return {
@@ -282,6 +329,7 @@ def _document(run: _Run, text: str | None) -> dict[str, Any]:
         "generated_tokens": len(report.ids),
         "stop_reason": report.stop_reason,
         "stop_id": report.stop_id,
+        "stop_text": report.stop_text,
         "seed": run.sampler.seed,
         "engine": engine.name,
         "activations": engine.activations,
@@ -306,15 +354,10 @@ def _stats(run: _Run) -> str:
     report, engine = run.report, run.model.engine
     parts = [
         f"load {run.load_seconds:.2f} s",
-        _speed("prompt", report.prompt_tokens, report.prefill_seconds),
-        _speed("generated", len(report.ids), report.decode_seconds),
+        speed("prompt", report.prompt_tokens, report.prefill_seconds),
+        speed("generated", len(report.ids), report.decode_seconds),
         f"{engine.name} engine, {engine.activations} activations, {engine.kv} cache",
         f"seed {run.sampler.seed}",
         f"ended by {report.stop_reason}",
     ]
     return "; ".join(parts)
-
-
-def _speed(what: str, n_tokens: int, seconds: float) -> str:
-    rate = f" ({n_tokens / seconds:.1f} tok/s)" if seconds > 0 else ""
-    return f"{what} {n_tokens} tokens in {seconds:.2f} s{rate}"

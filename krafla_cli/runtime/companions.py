@@ -20,11 +20,25 @@ TOKENIZER_SUFFIXES = (".mlt", ".tokenizer.json")
 
 @dataclass(frozen=True)
 class Companions:
-    """What lies beside the .mlb at ``model``; None for what was not found."""
+    """What lies beside the .mlb at ``model``; None for what was not found.
+
+    ``template``: a chat template that replaces the one of the settings.
+    """
 
     model: Path
     tokenizer: Path | None
     settings: Sidecar | None
+    template: str | None = None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template in effect."""
+        return self.template if self.template is not None else self.settings.chat_template if self.settings else None
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """bos_token, eos_token, ... as texts, which chat templates refer to."""
+        return self.settings.special_tokens if self.settings else {}
 
     @property
     def no_tokenizer(self) -> str:
@@ -37,10 +51,13 @@ class Companions:
         return f"no settings: tried {_names([sidecar_path(self.model)])}; going on without chat template and defaults"
 
 
-def find_companions(model: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None = None) -> Companions:
+def find_companions(
+    model: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None = None, template: str | None = None
+) -> Companions:
     """The companions of ``model``; ``tokenizer`` (a .mlt or a tokenizer.json) replaces the search for one.
 
-    Raises FileError (``tokenizer`` does not exist), FormatError (broken settings).
+    ``template`` names a built-in chat template, or a file with one. Raises FileError (``tokenizer`` does not exist,
+    ``template`` cannot be read), UsageError (no such template), FormatError (broken settings).
     """
     if tokenizer is not None and not Path(tokenizer).exists():
         raise FileError(f"cannot open {printable(str(tokenizer))}: No such file or directory")
@@ -50,7 +67,14 @@ def find_companions(model: str | os.PathLike[str], tokenizer: str | os.PathLike[
         Path(model),
         next((path for path in candidates if path.exists()), None),
         _read_settings(settings) if settings.exists() else None,
+        None if template is None else _read_template(template),
     )
+
+
+def _read_template(name: str) -> str:
+    from krafla_cli.tokenizer.templates import read_template
+
+    return read_template(name)
 
 
 def _tokenizer_paths(model: Path) -> list[Path]:

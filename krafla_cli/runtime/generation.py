@@ -18,7 +18,7 @@ from krafla_cli.runtime.sampling import Sampler
 BATCH = 512
 
 LogitsSink = Callable[[Float32s], object]
-StopReason = Literal["stop", "length", "context"]
+StopReason = Literal["stop", "length", "context", "interrupted"]
 
 
 def prefill(
@@ -58,12 +58,18 @@ def prefill(
 
 @dataclass
 class Generation:
-    """What a generation did: filled in while it runs. ``ids`` are the generated ones without the stop id."""
+    """What a generation did: filled in while it runs. ``ids`` are the generated ones without the stop id.
+
+    ``prompt_tokens`` were run, ``cached_tokens`` before them were in the cache already. Reason "stop": ``stop_id`` or
+    ``stop_text`` says at what.
+    """
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     ids: list[int] = field(default_factory=list)
     stop_reason: StopReason | None = None
     stop_id: int | None = None
+    stop_text: str | None = None
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 

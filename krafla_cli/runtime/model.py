@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from krafla_cli.errors import FileError, InputError
+from krafla_cli.errors import FileError, InputError, UsageError
 from krafla_cli.formats.mlb import Header
 from krafla_cli.formats.mlb_file import MlbFile, open_mlb
 from krafla_cli.progress import SILENT, Progress
@@ -20,6 +20,8 @@ from krafla_cli.runtime.sampling import Sampler, SamplingOptions, resolve
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from krafla_cli.tokenizer import ChatEncoder
 
 DEFAULT_CTX = 4096
 
@@ -50,9 +52,12 @@ class Model:
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """The ids that end a generation: those of the settings, else the EOS of a .mlt."""
+        """The ids that end a generation: those of the settings, else the EOS of a .mlt; and the template's turn end."""
         settings = self.companions.settings
-        return frozenset(settings.stop_ids) if settings else end_of_text(self.companions.tokenizer)
+        ids = frozenset(settings.stop_ids) if settings else end_of_text(self.companions.tokenizer)
+        if self.chat_template is None or self.companions.tokenizer is None:
+            return ids
+        return ids | self.chat_encoder.turn_end_ids()
 
     @property
     def sampling_defaults(self) -> dict[str, float]:
@@ -61,8 +66,27 @@ class Model:
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template of the settings."""
-        return self.companions.settings.chat_template if self.companions.settings else None
+        """The chat template in effect: one that was chosen, else that of the settings."""
+        return self.companions.chat_template
+
+    @cached_property
+    def chat_encoder(self) -> ChatEncoder:
+        """Encodes conversations. Raises UsageError where there is no chat template, FormatError where it is none."""
+        from krafla_cli.tokenizer import ChatEncoder
+        from krafla_cli.tokenizer.templates import NAMES
+
+        if self.chat_template is None:
+            raise UsageError(f"the model has no chat template; give one with --template FILE, or {', '.join(NAMES)}")
+        return ChatEncoder(self.tokenizer, self.chat_template, self.companions.special_tokens)
+
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+    ) -> list[int]:
+        """The ids of a conversation through the chat template; ``variables`` are the template's.
+
+        Raises UsageError (no template), InputError, FormatError (see ChatEncoder.encode).
+        """
+        return self.chat_encoder.encode(messages, add_generation_prompt, **variables)
 
     def encode(self, prompt: str, raw: bool = False) -> list[int]:
         """The ids of ``prompt`` as one user turn of the model's chat template, or as it is (``raw``, or no template).
@@ -73,14 +97,10 @@ class Model:
             raise InputError("the prompt is empty")
         if any("\ud800" <= c <= "\udfff" for c in prompt):  # what Python makes of arguments that are no UTF-8
             raise InputError("the prompt is not UTF-8 text")
-        template = None if raw else self.chat_template
-        if template is None:
+        if raw or self.chat_template is None:
             ids: list[int] = self.tokenizer.encode(prompt).ids
             return ids
-        from krafla_cli.tokenizer import encode_chat
-
-        special_tokens = self.companions.settings.special_tokens if self.companions.settings else {}
-        return encode_chat(self.tokenizer, template, [{"role": "user", "content": prompt}], special_tokens)
+        return self.encode_messages([{"role": "user", "content": prompt}])
 
     def encode_text(self, text: str) -> tuple[list[int], list[int]]:
         """A long text for windows: the ids that the tokenizer puts before a text (BOS, or none), and the text's own."""
@@ -100,16 +120,17 @@ class Model:
         raw: bool = False,
         seed: int | None = None,
         sampling: SamplingOptions | None = None,
+        stops: Sequence[str] = (),
     ) -> Iterator[str]:
         """Yields the answer to ``prompt`` as text, in pieces of whole characters.
 
-        Ends at a stop id, after ``max_tokens``, or when the context is full. ``sampling``: the model's defaults when
-        None. Raises InputError for a prompt that is empty or too long.
+        Ends at a stop id, before one of the texts ``stops``, after ``max_tokens``, or when the context is full.
+        ``sampling``: the model's defaults when None. Raises InputError for a prompt that is empty or too long.
         """
         sampler = Sampler(sampling or resolve(self.sampling_defaults, {}), seed)
         ids = self.encode(prompt, raw)
         is_continued = raw or self.chat_template is None
-        yield from self.text(self.run(ids, sampler, Generation(), max_tokens), is_continued)
+        yield from self.text(self.run(ids, sampler, Generation(), max_tokens), is_continued, stops)
 
     def run(
         self,
@@ -135,12 +156,32 @@ class Model:
         stop_ids = frozenset() if ignore_eos else self.stop_ids
         yield from generate(self.engine, logits, sampler, report, max_tokens, stop_ids)
 
-    def text(self, ids: Iterable[int], is_continued: bool = False) -> Iterator[str]:
+    def text(
+        self,
+        ids: Iterable[int],
+        is_continued: bool = False,
+        stops: Sequence[str] = (),
+        report: Generation | None = None,
+    ) -> Iterator[str]:
         """The text of ``ids`` while they come, in pieces of whole characters, without control tokens.
 
         ``is_continued``: it goes on with the prompt's text, so that a leading space is one and not the mark of a first
-        word that SentencePiece tokenizers write.
+        word that SentencePiece tokenizers write. The text ends before the first of ``stops``; ``report`` is told.
         """
+        from krafla_cli.tokenizer import StopText
+
+        stop = StopText(stops)
+        for piece in self._pieces(ids, is_continued):
+            if shown := stop.push(piece):
+                yield shown
+            if stop.found is not None:
+                if report is not None:
+                    report.stop_reason, report.stop_text = "stop", stop.found
+                return
+        if rest := stop.flush():
+            yield rest
+
+    def _pieces(self, ids: Iterable[int], is_continued: bool) -> Iterator[str]:
         from krafla_cli.tokenizer import StreamDecoder
 
         decoder = StreamDecoder(self.tokenizer, skip_special_tokens=True, continuation=is_continued)
@@ -162,16 +203,17 @@ def open_model(
     kv: str | None = None,
     threads: int | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
+    template: str | None = None,
     progress: Progress = SILENT,
 ) -> Model:
     """Opens a .mlb to run it on ``device`` with ``engine`` ("fast", "reference"; None: fast on a CPU).
 
     ``n_ctx``: positions of the context, by default the model's, at most ``default_ctx``. Options that are None have the
-    engine's default. Raises FileError, FormatError, ShapeError (a broken file), UsageError, InputError (impossible
-    options).
+    engine's default. ``template``: a built-in chat template or a file, in place of the model's. Raises FileError,
+    FormatError, ShapeError (a broken file), UsageError, InputError (impossible options).
     """
     file = open_mlb(path)
-    companions = find_companions(path, tokenizer)
+    companions = find_companions(path, tokenizer, template)
     n_ctx = min(file.header.max_seq, default_ctx) if n_ctx is None else n_ctx
     options = EngineOptions(n_ctx, activations, kv, threads, device)
     return Model(file, open_engine(file, options, engine, progress), companions)

@@ -142,6 +142,19 @@ class ChatEncoder:
         text, of_template = self._rendered(inputs, add_generation_prompt)
         return self._one_bos(self._ids(text, of_template))
 
+    def turn_end_ids(self) -> frozenset[int]:
+        """The control token with which the template ends a reply; none where there is none, or it cannot be told."""
+        messages = [{"role": role, "content": "a"} for role in ("user", "assistant")]
+        try:
+            ids = self.encode(messages, add_generation_prompt=False)
+        except InputError:
+            return frozenset()
+        control = set(self._control.values())
+        end = len(ids)
+        while end and (ids[end - 1] in control or is_blank(self.tokenizer.decode([ids[end - 1]]))):
+            end -= 1
+        return frozenset([i for i in ids[end:] if i in control][:1])
+
     def _rendered(self, inputs: dict[str, Any], add_generation_prompt: bool) -> tuple[str, list[Span]]:
         """The text of the conversation, and where the template itself wrote control tokens in it."""
 

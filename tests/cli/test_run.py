@@ -226,9 +226,9 @@ def test_characters_come_whole(run: Run, tmp_path: Path, monkeypatch: pytest.Mon
     assert len(ids) == 9  # each byte a token
     model = _favouring(tmp_path, [1, *ids, 0])
     pieces: list[str] = []
-    monkeypatch.setattr("click.echo", lambda text="", nl=True, err=False: pieces.append(str(text)))
+    monkeypatch.setattr("click.echo", lambda text="", **_options: pieces.append(str(text)))
     assert run(model, "--prompt-ids", 1)[0] == 0
-    assert pieces == ["é", "€", "😀", ""]
+    assert pieces == ["é", "€", "😀", "\n"]
 
 
 def test_text_that_ends_inside_a_character(run: Run, tmp_path: Path) -> None:
