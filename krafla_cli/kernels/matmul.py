@@ -42,7 +42,6 @@ from krafla_cli.kernels.simd_types import F32x8, I16x16, I32x8, Operands, Pointe
 from krafla_cli.kernels.threads import next_unit
 
 _BLOCK_BYTES = 512  # of an unpacked block: 8 groups of 4 columns x two vectors
-_GROUPS = 8
 _TILE_BLOCKS = TILE_BYTES // _BLOCK_BYTES
 
 
@@ -157,23 +156,33 @@ def _block_products(tile: Pointer, x: tuple[Pointer, ...], low: Any, high: Any) 
 
     Four of the first vector, from the four starts ``low``, then four of the second, from ``high``.
     """
-    l0, l1, l2, l3 = low
-    h0, h1, h2, h3 = high
-    for g in range(_GROUPS):
-        first = load_i8(tile, 64 * g)
-        second = load_i8(tile, 64 * g + 32)
-        x0 = load_4_bytes(x[0], 4 * g)
-        l0 = in_place(l0 + dot_pairs(first, x0))
-        h0 = in_place(h0 + dot_pairs(second, x0))
-        x1 = load_4_bytes(x[1], 4 * g)
-        l1 = in_place(l1 + dot_pairs(first, x1))
-        h1 = in_place(h1 + dot_pairs(second, x1))
-        x2 = load_4_bytes(x[2], 4 * g)
-        l2 = in_place(l2 + dot_pairs(first, x2))
-        h2 = in_place(h2 + dot_pairs(second, x2))
-        x3 = load_4_bytes(x[3], 4 * g)
-        l3 = in_place(l3 + dot_pairs(first, x3))
-        h3 = in_place(h3 + dot_pairs(second, x3))
+    s = _add_group(tile, x, 0, (low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]))
+    s = _add_group(tile, x, 1, s)
+    s = _add_group(tile, x, 2, s)
+    s = _add_group(tile, x, 3, s)
+    s = _add_group(tile, x, 4, s)
+    s = _add_group(tile, x, 5, s)
+    s = _add_group(tile, x, 6, s)
+    return _add_group(tile, x, 7, s)
+
+
+@inline
+def _add_group(tile: Pointer, x: tuple[Pointer, ...], g: int, s: Any) -> Any:
+    """The running sums after group ``g`` of 4 columns."""
+    first = load_i8(tile, 64 * g)
+    second = load_i8(tile, 64 * g + 32)
+    x0 = load_4_bytes(x[0], 4 * g)
+    l0 = in_place(s[0] + dot_pairs(first, x0))
+    h0 = in_place(s[4] + dot_pairs(second, x0))
+    x1 = load_4_bytes(x[1], 4 * g)
+    l1 = in_place(s[1] + dot_pairs(first, x1))
+    h1 = in_place(s[5] + dot_pairs(second, x1))
+    x2 = load_4_bytes(x[2], 4 * g)
+    l2 = in_place(s[2] + dot_pairs(first, x2))
+    h2 = in_place(s[6] + dot_pairs(second, x2))
+    x3 = load_4_bytes(x[3], 4 * g)
+    l3 = in_place(s[3] + dot_pairs(first, x3))
+    h3 = in_place(s[7] + dot_pairs(second, x3))
     return l0, l1, l2, l3, h0, h1, h2, h3
 
 

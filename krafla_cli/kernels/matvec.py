@@ -19,14 +19,15 @@ from krafla_cli.kernels.simd import (
     as_f32,
     dot_pairs,
     dot_pairs_i16,
+    high_nibbles,
     load_f32,
     load_i8,
-    load_i8x16,
-    nibbles,
+    load_two_rows,
+    low_nibbles,
     prefetch,
-    row_sums_i16,
     row_sums_i32,
     spread_i16,
+    sums_of_8_rows,
     with_sign_of,
     zero_f32,
 )
@@ -68,29 +69,35 @@ def _total_q4_0(a: Operands, row: int, scales: Pointer) -> F32x8:
     row_bytes = a.n_blocks * 16
     rows = row_pointers(a.q, row, a.n_rows, row_bytes)
     ahead = advance(a.q, row * row_bytes + _PREFETCH_BYTES)
+    x = a.x
+    second_half = advance(x, 16)
     total = zero_f32()
     for b in range(a.n_blocks):
         prefetch(ahead, 2 * b * _LINE)
         prefetch(ahead, (2 * b + 1) * _LINE)
-        sums = _block_sums_q4_0(rows, 16 * b, load_i8(a.x, 32 * b), spread_i16(a.sx[b]))
+        low = load_two_rows(x, x, 32 * b)
+        high = load_two_rows(second_half, second_half, 32 * b)
+        sums = _block_sums_q4_0(rows, 16 * b, low, high, spread_i16(a.sx[b]))
         total = add_block(total, load_f32(scales, b * LANES), sums, a.dx[b])
     return total
 
 
 @inline
-def _block_sums_q4_0(rows: tuple[Pointer, ...], i: int, x: I8x32, start: I16x16) -> I32x8:
+def _block_sums_q4_0(rows: tuple[Pointer, ...], i: int, low: I8x32, high: I8x32, start: I16x16) -> I32x8:
     """Σ (nibble - 8) · x of 8 rows: nibbles are unsigned, and ``start`` is half of -8 · Σ x."""
-    return row_sums_i16(
-        dot_pairs(nibbles(load_i8x16(rows[0], i)), x),
-        dot_pairs(nibbles(load_i8x16(rows[1], i)), x),
-        dot_pairs(nibbles(load_i8x16(rows[2], i)), x),
-        dot_pairs(nibbles(load_i8x16(rows[3], i)), x),
-        dot_pairs(nibbles(load_i8x16(rows[4], i)), x),
-        dot_pairs(nibbles(load_i8x16(rows[5], i)), x),
-        dot_pairs(nibbles(load_i8x16(rows[6], i)), x),
-        dot_pairs(nibbles(load_i8x16(rows[7], i)), x),
+    return sums_of_8_rows(
+        _products_q4_0(load_two_rows(rows[0], rows[4], i), low, high),
+        _products_q4_0(load_two_rows(rows[1], rows[5], i), low, high),
+        _products_q4_0(load_two_rows(rows[2], rows[6], i), low, high),
+        _products_q4_0(load_two_rows(rows[3], rows[7], i), low, high),
         start,
     )
+
+
+@inline
+def _products_q4_0(w: I8x32, low: I8x32, high: I8x32) -> I16x16:
+    """Two rows of nibbles, one in each half: low ones times x[0:16], high ones times x[16:32], added by fours."""
+    return dot_pairs(low_nibbles(w), low) + dot_pairs(high_nibbles(w), high)
 
 
 @inline

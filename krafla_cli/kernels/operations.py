@@ -17,7 +17,7 @@ POSITIONS_PER_TILE = 4  # positions that a matrix-matrix product runs together
 TILE_BYTES = 1 << 14  # of a matrix, unpacked
 PAD_BYTES = 256  # at the start of a thread's scratch memory: 8 short rows of scales, or 8 results
 CHUNK = 256  # positions of attention that belong together
-ATTENTION_ROWS = 16  # rows (query heads of positions) of one KV head that attention does together
+ATTENTION_ROWS = 32  # rows (query heads of positions) of one KV head that attention does together
 
 # W [n_rows, n_blocks x 32] times the codes: y float32 [T, n_rows] is set, or added to where ``add`` is 1. ``q``, ``d``
 # are the quants and scales as they lie in the file, scales f16 or f32.

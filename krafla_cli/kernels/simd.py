@@ -103,6 +103,21 @@ def load_i8(typingctx: Any, p: Any, i: Any) -> Typed:
 
 
 @intrinsic
+def load_two_rows(typingctx: Any, p: Any, q: Any, i: Any) -> Typed:
+    """16 bytes at p[i] and 16 at q[i]: i8x32. With p and q the same, they come twice."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        halves = []
+        for pointer, kind in zip(args[:2], sig.args[:2], strict=True):
+            source = element_pointer(context, builder, kind, pointer, args[2])
+            halves.append(builder.load(builder.bitcast(source, i8x16.ir.as_pointer())))
+            halves[-1].align = 1
+        return shuffle(builder, *halves, range(32))
+
+    return i8x32(p, q, types.intp), build
+
+
+@intrinsic
 def load_4_bytes(typingctx: Any, p: Any, i: Any) -> Typed:
     """The 4 bytes at ``i``, eight times: i8x32."""
 
@@ -356,18 +371,6 @@ def spread_i16(typingctx: Any, x: Any) -> Typed:
 
 
 @intrinsic
-def nibbles(typingctx: Any, v: Any) -> Typed:
-    """16 bytes to 32 values of 0 to 15: their low nibbles, then their high ones."""
-
-    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        twice = builder.bitcast(shuffle(builder, args[0], args[0], [*range(16)] * 2), i32x8.ir)
-        shifted = builder.lshr(twice, constant(i32x8, [0] * 4 + [4] * 4))
-        return builder.and_(builder.bitcast(shifted, i8x32.ir), constant(i8x32, 15))
-
-    return i8x32(i8x16), build
-
-
-@intrinsic
 def low_nibbles(typingctx: Any, v: Any) -> Typed:
     """The low 4 bits of each byte."""
     return i8x32(i8x32), lambda c, b, sig, args: b.and_(args[0], constant(i8x32, 15))
@@ -428,12 +431,13 @@ def dot_pairs(typingctx: Any, u: Any, s: Any) -> Typed:
 def dot_pairs_i16(typingctx: Any, x: Any, y: Any) -> Typed:
     """16-bit products, neighbours added: i32x8."""
 
-    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        if AVX2:
-            return builder.call(extern(builder, "llvm.x86.avx2.pmadd.wd", i32x8.ir, i16x16.ir, i16x16.ir), args)
-        return _add_neighbours(builder, builder.mul(*(builder.sext(a, _i32x16.ir) for a in args)))
+    return i32x8(i16x16, i16x16), lambda c, b, sig, args: _dot_pairs_i16(b, *args)
 
-    return i32x8(i16x16, i16x16), build
+
+def _dot_pairs_i16(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    if AVX2:
+        return builder.call(extern(builder, "llvm.x86.avx2.pmadd.wd", i32x8.ir, i16x16.ir, i16x16.ir), [x, y])
+    return _add_neighbours(builder, builder.mul(*(builder.sext(v, _i32x16.ir) for v in (x, y))))
 
 
 def _add_neighbours(builder: ir.IRBuilder, v: ir.Value) -> ir.Value:
@@ -481,19 +485,20 @@ def _fold_rows(builder: ir.IRBuilder, rows: list[ir.Value], total: Vec, widths: 
 
 
 @intrinsic
-def row_sums_i16(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any, start: Any) -> Typed:
-    """The sums of 8 vectors of 16 int16, each plus 2 · ``start``: i32x8.
+def sums_of_8_rows(typingctx: Any, a: Any, b: Any, c: Any, d: Any, start: Any) -> Typed:
+    """The sums of 8 rows of 8 int16, each plus 2 · ``start``: i32x8.
 
-    Half a vector's sum plus start, and every partial sum, fits 16 bits.
+    A vector's halves are two rows: a holds rows 0 and 4, b 1 and 5, c 2 and 6, d 3 and 7. Half a row's sum plus start,
+    and every partial sum, fits 16 bits.
     """
 
     def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        (halves,) = _fold_rows(builder, list(args[:8]), i16x16, (16, 32, 64))
-        halves = builder.add(halves, args[8])
-        low, high = (shuffle(builder, halves, halves, range(k, k + 8)) for k in (0, 8))
-        return builder.add(builder.sext(low, i32x8.ir), builder.sext(high, i32x8.ir))
+        (halves,) = _fold_rows(builder, list(args[:4]), i16x16, (16, 32))
+        halves = builder.add(halves, args[4])
+        order = [k + i + s for k in (0, 8) for i in range(4) for s in (0, 4)]
+        return _dot_pairs_i16(builder, shuffle(builder, halves, halves, order), constant(i16x16, 1))
 
-    return i32x8(*[i16x16] * 9), build
+    return i32x8(*[i16x16] * 5), build
 
 
 @intrinsic
