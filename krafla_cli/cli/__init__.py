@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tokenizer": ("tokenizer", "tokenizer.json -> .mlt; look at tokens"),
     "run": ("run", "Generate text with a .mlb model"),
     "eval": ("eval", "Perplexity, and divergence from a baseline"),
+    "export": ("export", ".mlb model -> GGUF, safetensors or MLLM"),
     "inspect": ("inspect", "Show what is in a file"),
     "validate": ("validate", "Check files; exit code 1 if any is bad"),
     "pack-embed": ("pack_embed", "Trained student -> LEMB embedding model"),

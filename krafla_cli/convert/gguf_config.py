@@ -11,7 +11,7 @@ import numpy as np
 from krafla_cli.convert.config import ModelConfig
 from krafla_cli.errors import FormatError, UnsupportedError
 from krafla_cli.formats.gguf import GgufFile
-from krafla_cli.formats.gguf_names import ARCHITECTURES, LLAMA3_KEY, ROPE_FREQS, Architecture
+from krafla_cli.formats.gguf_names import ARCHITECTURES, ATTN_FACTOR_KEY, LLAMA3_KEY, ROPE_FREQS, Architecture
 from krafla_cli.formats.text import printable
 from krafla_cli.rope import Llama3, llama3_of_divisors
 
@@ -161,6 +161,9 @@ def _yarn(values: _Values, factor: float) -> Raw:
         params |= {"mscale": 1.0, "mscale_all_dim": log_mul}
     if given is not None and given != 1.0:
         params["attention_factor"] = given * _mscale(factor) / (_mscale(factor, log_mul) if log_mul else 1.0)
+    noted = values.model.get(ATTN_FACTOR_KEY, float)
+    if noted is not None and math.isclose(noted, params.get("attention_factor", _mscale(factor)), rel_tol=1e-6):
+        params["attention_factor"] = noted
     stated = values.optional_number("rope.scaling.yarn_attn_factor")
     if stated is not None and not math.isclose(stated, params.get("attention_factor", _mscale(factor)), rel_tol=1e-6):
         raise values.unsupported(f"rope.scaling.yarn_attn_factor {stated:g} contradicts what readers compute")

@@ -31,6 +31,7 @@ _GATE_UP = dict.fromkeys(("w1", "w3"), "blk.{i}.ffn_up.weight")
 ROPE_FREQS = "rope_freqs.weight"  # factors that divide the frequencies, one for each pair (llama3 scaling)
 
 LLAMA3_KEY = "mlb.rope.llama3"  # ours: factor, low, high, original context behind those factors
+ATTN_FACTOR_KEY = "mlb.rope.attn_factor"  # ours: YaRN's factor on cos and sin, which GGUF states as a ratio
 
 
 @dataclass(frozen=True)
