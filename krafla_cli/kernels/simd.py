@@ -449,12 +449,13 @@ def _add_neighbours(builder: ir.IRBuilder, v: ir.Value) -> ir.Value:
 def in_place(typingctx: Any, v: Any) -> Typed:
     """``v`` itself, as int16. Keeps LLVM from reordering a running sum over this point, which would spill registers."""
 
-    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        if not AVX2:
-            return args[0]
-        return builder.asm(ir.FunctionType(i16x16.ir, [i16x16.ir]), "", "=x,0", args, side_effect=True)
+    return i16x16(i16x16), lambda c, b, sig, args: _in_place(b, args[0])
 
-    return i16x16(i16x16), build
+
+def _in_place(builder: ir.IRBuilder, v: ir.Value) -> ir.Value:
+    if not AVX2:
+        return v
+    return builder.asm(ir.FunctionType(v.type, [v.type]), "", "=x,0", [v], side_effect=True)
 
 
 @intrinsic
@@ -494,7 +495,7 @@ def sums_of_8_rows(typingctx: Any, a: Any, b: Any, c: Any, d: Any, start: Any) -
 
     def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         (halves,) = _fold_rows(builder, list(args[:4]), i16x16, (16, 32))
-        halves = builder.add(halves, args[4])
+        halves = _in_place(builder, builder.add(halves, args[4]))
         order = [k + i + s for k in (0, 8) for i in range(4) for s in (0, 4)]
         return _dot_pairs_i16(builder, shuffle(builder, halves, halves, order), constant(i16x16, 1))
 
