@@ -113,7 +113,7 @@ def test_files_stay_readable() -> None:
 
 def modules_after(*args: str) -> set[str]:
     """Names of all modules that a command imported."""
-    code = "import sys; from krafla_cli.cli import run; run(sys.argv[1:]); print('\\n' + ' '.join(sys.modules))"
+    code = "import sys; from krafla_cli.cli import invoke; invoke(sys.argv[1:]); print('\\n' + ' '.join(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True)
     return set(result.stdout.splitlines()[-1].split())
 

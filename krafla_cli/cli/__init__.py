@@ -83,11 +83,14 @@ def cli() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Runs the command line and ends the process with the exit code of the README's table."""
-    sys.exit(run(sys.argv[1:] if args is None else args))
+    sys.exit(invoke(sys.argv[1:] if args is None else args))
 
 
-def run(args: list[str]) -> int:
-    """Runs the command line; returns the exit code. Expected failures become one line on stderr."""
+def invoke(args: list[str]) -> int:
+    """Runs the command line; returns the exit code. Expected failures become one line on stderr.
+
+    Not called ``run``: the module of that subcommand takes the name in this package once it is imported.
+    """
     if hasattr(signal, "SIGTERM"):
         signal.signal(signal.SIGTERM, _terminate)
     try:

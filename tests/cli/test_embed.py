@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from krafla_cli.cli import run
+from krafla_cli.cli import invoke as run
 from krafla_cli.embed.embedder import open_embedder
 from krafla_cli.formats import lemb
 from tests.embed.students import header_of, random_model

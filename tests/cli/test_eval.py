@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from krafla_cli import open_model
-from krafla_cli.cli import run as run_cli
+from krafla_cli.cli import invoke as run_cli
 from krafla_cli.formats.mlb import WTYPE_Q4_0
 from tests.helpers import llama
 from tests.helpers.models import tiny

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from krafla_cli.cli import run
+from krafla_cli.cli import invoke as run
 from krafla_cli.embed.registry import read_registry
 from tests.embed.students import write_student
 

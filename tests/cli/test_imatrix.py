@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from krafla_cli.cli import run
+from krafla_cli.cli import invoke as run
 from krafla_cli.formats import mli
 from krafla_cli.formats.mli import Dimensions
 from tests.convert.test_importance import DIMENSIONS, filled

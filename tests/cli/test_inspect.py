@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from krafla_cli.cli import run
+from krafla_cli.cli import invoke as run
 from krafla_cli.formats.mlb import LAYOUT
 from tests.formats.test_mlb import FULL, MINIMAL, write
 

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from krafla_cli.cli import COMMANDS, run
+from krafla_cli.cli import COMMANDS
+from krafla_cli.cli import invoke as run
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

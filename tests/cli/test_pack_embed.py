@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from krafla_cli.cli import run
+from krafla_cli.cli import invoke as run
 from krafla_cli.embed.registry import add_license
 from krafla_cli.formats import lemb
 from tests.embed.students import VOCAB, bert_tokenizer, write_student

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from krafla_cli import open_model
-from krafla_cli.cli import run as run_cli
+from krafla_cli.cli import invoke as run_cli
 from krafla_cli.formats.mli import read
 from krafla_cli.runtime.model import Model
 from krafla_cli.tokenizer.stream import decode

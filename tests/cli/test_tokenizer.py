@@ -24,12 +24,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def converted(folder: Path) -> Path:
-    assert cli.run(["tokenizer", str(folder), "-o", str(folder / "t.mlt"), "--quiet"]) == 0
+    assert cli.invoke(["tokenizer", str(folder), "-o", str(folder / "t.mlt"), "--quiet"]) == 0
     return folder / "t.mlt"
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
-    code = cli.run(["tokenizer", *map(str, args)])
+    code = cli.invoke(["tokenizer", *map(str, args)])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

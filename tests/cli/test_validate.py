@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from krafla_cli.cli import run
+from krafla_cli.cli import invoke as run
 from tests.formats.test_mlb import MINIMAL, write
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from krafla_cli.cli import run
+from krafla_cli.cli import invoke as run
 from krafla_cli.convert.gguf_config import gguf_config
 from krafla_cli.convert.pipeline import Options, convert
 from krafla_cli.errors import DataError, FileError, FormatError, ShapeError, UnsupportedError, UsageError

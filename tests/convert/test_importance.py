@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from krafla_cli.cli import run
+from krafla_cli.cli import invoke as run
 from krafla_cli.convert.importance import Importance
 from krafla_cli.convert.pipeline import Options, convert
 from krafla_cli.errors import ShapeError, UsageError

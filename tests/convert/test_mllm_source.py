@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from krafla_cli.cli import run
+from krafla_cli.cli import invoke as run
 from krafla_cli.convert.pipeline import Options, convert
 from krafla_cli.errors import DataError, FileError, ShapeError, UnsupportedError, UsageError
 from krafla_cli.formats.data_types import BY_NAME

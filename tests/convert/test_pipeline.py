@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from krafla_cli.cli import run
+from krafla_cli.cli import invoke as run
 from krafla_cli.convert.pipeline import Options, convert
 from krafla_cli.errors import FileError, ShapeError, UsageError
 from krafla_cli.formats.mlb_file import open_mlb

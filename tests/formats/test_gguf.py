@@ -10,7 +10,7 @@ import gguf as package
 import numpy as np
 import pytest
 
-from krafla_cli.cli import run
+from krafla_cli.cli import invoke as run
 from krafla_cli.errors import FileError, FormatError, ShapeError
 from krafla_cli.formats.gguf import open_gguf, validate
 from tests.helpers.gguf_bytes import ARCHITECTURE, description, gguf, pair, text, value

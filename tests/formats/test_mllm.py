@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from krafla_cli.cli import run
+from krafla_cli.cli import invoke as run
 from krafla_cli.errors import FormatError
 from krafla_cli.formats.data_types import BY_NAME
 from krafla_cli.formats.mllm import MllmWriter, NewTensor, open_mllm, validate

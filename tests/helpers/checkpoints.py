@@ -81,7 +81,10 @@ CHECKPOINTS: dict[str, Checkpoint] = {
     "mistral": Checkpoint("MistralConfig", {"sliding_window": 9}),
     "mistral-no-window": Checkpoint("MistralConfig", {"sliding_window": None}),
     "ministral": Checkpoint("MinistralConfig", {"sliding_window": 9, "layer_types": _SLIDING3}),
-    "ministral3": Checkpoint("Ministral3Config", {"rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.0}}),
+    "ministral3": Checkpoint(
+        "Ministral3Config",
+        {"rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.0}},
+    ),
     "qwen2": Checkpoint("Qwen2Config", unset=("head_dim",)),
     "qwen2-window": Checkpoint(
         "Qwen2Config", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}, unset=("head_dim",)

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from krafla_cli.cli import run
+from krafla_cli.cli import invoke as run
 
 KILLED = 77
 MOST_POINTS = 200

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from krafla_cli.cli import run
+from krafla_cli.cli import invoke as run
 from krafla_cli.formats import mli
 from krafla_cli.formats.mlb import Header
 from krafla_cli.report.diff import diff

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from krafla_cli.cli import run
+from krafla_cli.cli import invoke as run
 from krafla_cli.convert.compare import errors_against
 from krafla_cli.convert.pipeline import Options, convert
 from krafla_cli.errors import ShapeError

@@ -12,7 +12,7 @@ import smollm2
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from krafla_cli.cli import run as run_cli
+from krafla_cli.cli import invoke as run_cli
 from tests.helpers import llama
 
 CONFIG = {**llama.CONFIG, "tie_word_embeddings": True, "vocab_size": 40, "num_hidden_layers": 1}
