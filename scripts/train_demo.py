@@ -70,9 +70,9 @@ class Recipe:
     vocab_size: int = 1024
     tokenizer_texts: int = 6000
     context: int = 512
-    row_stages: tuple[tuple[int, float], ...] = ((48, 0.25), (128, 0.25), (512, 0.5))
+    row_stages: tuple[tuple[int, float], ...] = ((48, 0.25), (128, 0.45), (512, 0.3))
     batch_tokens: int = 2048
-    steps: int = 1000
+    steps: int = 500
     warmup_steps: int = 20
     matrix_learning_rate: float = 0.02
     other_learning_rate: float = 0.004
