@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import train_demo
+import transformers
 from safetensors import safe_open
 from story_grammar import exchange, turn
 from tokenizers import Tokenizer
@@ -20,8 +22,6 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     return transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
 
 
@@ -91,7 +91,6 @@ def test_perplexity_is_within_1_3_of_the_grammars_own(model: Any, tokenizer: Tok
 
 
 def test_a_story_about_a_fox_is_about_a_fox_and_ends(model: Any, tokenizer: Tokenizer) -> None:
-    torch = pytest.importorskip("torch")
     prompt = turn("user", "Tell me a story about a fox.") + "<|im_start|>assistant\n"
     ids = torch.tensor([tokenizer.encode(prompt).ids])
     out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=300)[0].tolist()
@@ -99,4 +98,3 @@ def test_a_story_about_a_fox_is_about_a_fox_and_ends(model: Any, tokenizer: Toke
     assert out[-1] == tokenizer.token_to_id("<|im_end|>")
     assert " fox " in story
     assert story.count("\n\n") == 2
-    assert train_demo.STORY_GRAMMAR.log_probability(story, "story") > -60
