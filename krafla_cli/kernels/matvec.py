@@ -35,40 +35,48 @@ from krafla_cli.kernels.simd_types import F32x8, I8x32, I16x16, I32x8, Operands,
 from krafla_cli.kernels.threads import next_unit
 
 _LINE = 64
-_PREFETCH_BYTES = 4096
-# Weights in one piece of work: enough to make taking it cheap, few enough to end at the same time.
-_UNIT_WEIGHTS = 1 << 15
+_PREFETCH_BYTES = 4096  # how far ahead, in whole tiles
+# A piece of work: large enough that jumps from one to the next do not matter, and several for each thread, so that all
+# end at the same time.
+_PIECE_BYTES = 1 << 16
+_PIECES = 4
 
 
 def matvec_q4_0(a: Operands, step: Operands, me: Operands) -> None:
     """Operation MATVEC["q4_0"]."""
-    _matvec(a, me, _total_q4_0)
+    _matvec(a, me, a.n_blocks * 16, _total_q4_0)
 
 
 def matvec_q8_0(a: Operands, step: Operands, me: Operands) -> None:
     """Operation MATVEC["q8_0"]."""
-    _matvec(a, me, _total_q8_0)
+    _matvec(a, me, a.n_blocks * 32, _total_q8_0)
 
 
 @inline
-def _matvec(a: Operands, me: Operands, total_of_rows: Any) -> None:
+def _matvec(a: Operands, me: Operands, row_bytes: int, total_of_rows: Any) -> None:
+    """Takes pieces of some tiles, each a step ahead, so that the end of one can prefetch the start of the next."""
     scales = as_f32(advance(me.scratch, PAD_BYTES))
     n_tiles = (a.n_rows + LANES - 1) // LANES
-    n_taken = max(1, _UNIT_WEIGHTS // (LANES * 32 * a.n_blocks))
+    tile_bytes = LANES * row_bytes
+    distance = max(1, _PREFETCH_BYTES // tile_bytes)
+    n_taken = max(1, min(_PIECE_BYTES // tile_bytes, n_tiles // (_PIECES * me.n_threads)))
     first = next_unit(me, n_taken)
     while first < n_tiles:
-        for tile in range(first, min(first + n_taken, n_tiles)):
+        next_first = next_unit(me, n_taken)
+        end = min(first + n_taken, n_tiles)
+        for tile in range(first, end):
+            ahead = tile + distance
+            if ahead >= end:
+                ahead += next_first - end
             row = tile * LANES
             spread_scales(a, row, me.scratch, scales, LANES)
-            store_rows(a, 0, row, total_of_rows(a, row, scales), me.scratch)
-        first = next_unit(me, n_taken)
+            store_rows(a, 0, row, total_of_rows(a, row, advance(a.q, ahead * tile_bytes), scales), me.scratch)
+        first = next_first
 
 
 @inline
-def _total_q4_0(a: Operands, row: int, scales: Pointer) -> F32x8:
-    row_bytes = a.n_blocks * 16
-    rows = row_pointers(a.q, row, a.n_rows, row_bytes)
-    ahead = advance(a.q, row * row_bytes + _PREFETCH_BYTES)
+def _total_q4_0(a: Operands, row: int, ahead: Pointer, scales: Pointer) -> F32x8:
+    rows = row_pointers(a.q, row, a.n_rows, a.n_blocks * 16)
     x = a.x
     second_half = advance(x, 16)
     total = zero_f32()
@@ -101,10 +109,8 @@ def _products_q4_0(w: I8x32, low: I8x32, high: I8x32) -> I16x16:
 
 
 @inline
-def _total_q8_0(a: Operands, row: int, scales: Pointer) -> F32x8:
-    row_bytes = a.n_blocks * 32
-    rows = row_pointers(a.q, row, a.n_rows, row_bytes)
-    ahead = advance(a.q, row * row_bytes + _PREFETCH_BYTES)
+def _total_q8_0(a: Operands, row: int, ahead: Pointer, scales: Pointer) -> F32x8:
+    rows = row_pointers(a.q, row, a.n_rows, a.n_blocks * 32)
     total = zero_f32()
     for b in range(a.n_blocks):
         prefetch(ahead, 4 * b * _LINE)
