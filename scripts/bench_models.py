@@ -128,8 +128,8 @@ def write_mlb(path: Path, header: Header) -> None:
         writer.finish()
 
 
-def write_gguf(path: Path, header: Header, arch: str) -> None:
-    """Writes the same weights as .gguf (rows of queries and keys in llama.cpp's order do not matter for speed)."""
+def gguf_writer(path: Path, header: Header, arch: str) -> tuple[Any, dict[str, str]]:
+    """A writer of a .gguf with the header's metadata, and the names of its tensors by role."""
     import gguf
 
     h = header
@@ -147,6 +147,14 @@ def write_gguf(path: Path, header: Header, arch: str) -> None:
     writer.add_layer_norm_rms_eps(h.norm_eps)
     writer.add_vocab_size(h.vocab)
     writer.add_tokenizer_model("no_vocab")
+    return writer, _GGUF_NAMES
+
+
+def write_gguf(path: Path, header: Header, arch: str) -> None:
+    """Writes the same weights as .gguf (rows of queries and keys in llama.cpp's order do not matter for speed)."""
+    import gguf
+
+    writer, _ = gguf_writer(path, header, arch)
     for spec, arrays in weights(header):
         name = _GGUF_NAMES[spec.role].format(spec.layer)
         if spec.is_quantized:
