@@ -193,10 +193,10 @@ def test_sampling_defaults_come_from_the_settings(run: Run, tmp_path: Path) -> N
 # Generation
 
 
-def _favouring(tmp_path: Path, ids: list[int]) -> Path:
+def _favouring(tmp_path: Path, ids: list[int], max_seq: int = 256) -> Path:
     """A model that says ``ids``, each after the one before, whatever came earlier."""
     model = write_runnable(tmp_path)
-    header = replace(HEADERS["plain"], vocab=small_tokenizer().get_vocab_size(), dim=64, n_layers=1)
+    header = replace(HEADERS["plain"], vocab=small_tokenizer().get_vocab_size(), dim=64, n_layers=1, max_seq=max_seq)
     arrays = {name: np.zeros_like(a) for name, a in random_arrays(header).items()}
     for name in ("layers.0.attn_norm", "layers.0.ffn_norm", "final_norm"):
         arrays[name][:] = 1
@@ -341,3 +341,14 @@ def test_an_imatrix_of_another_model_is_not_added_to(run: Run, model: Path, tmp_
     other = write_runnable(tmp_path / "other", replace(HEADERS["plain"], vocab=280, hidden_dim=64))
     text = _fails(run, other, "--prompt-ids", "5", "--imatrix", tmp_path / "i.mli", "--append")
     assert "is of another model: 3 layers, dim 64, hidden_dim 96, q_dim 128; this one has" in text
+
+
+@pytest.mark.parametrize("name", ["m.json", "m.mlt", "m.mlb", "text.txt"])
+def test_what_is_read_is_never_written_over(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in ("m.json", "m.mlt", "m.mlb", "text.txt"):
+        (tmp_path / file).write_text("mine")
+    model, text = str(tmp_path / "m.mlb"), str(tmp_path / "text.txt")
+    for option in ("--logits", "--imatrix"):
+        assert run_cli(["run", model, "-f", text, option, str(tmp_path / name), "--force"]) == 1
+        assert "it is the input itself" in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == "mine"
