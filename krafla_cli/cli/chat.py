@@ -36,7 +36,7 @@ class ReplyPrinter:
     """Prints a reply on stdout while it comes: on a terminal safe, with its thinking dimmed; plain when piped."""
 
     def __init__(self) -> None:
-        self._on_terminal = sys.stdout.isatty()
+        self._on_terminal = sys.stdout is not None and sys.stdout.isatty()
         self._can_dim = self._on_terminal and os.environ.get("TERM", "dumb") != "dumb"
 
     def show(self, pieces: Iterable[Piece]) -> str:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class FilePath(click.Path):
+    """A path. An empty one is refused: it would mean the current folder, which an unset variable should not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path as a pathlib.Path."""
+        if value == "":
+            self.fail("an empty path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE_PATH = FilePath(path_type=Path)
 
 
 @dataclass
@@ -59,9 +73,7 @@ def engine_options(default_ctx: str) -> Callable[[F], F]:
 
     def decorated(command: F) -> F:
         for decorate in (
-            click.option(
-                "--tokenizer", type=click.Path(), help="A .mlt or tokenizer.json [default: beside the model]."
-            ),
+            click.option("--tokenizer", type=FilePath(), help="A .mlt or tokenizer.json [default: beside the model]."),
             click.option("--device", default="cpu", show_default=True, help="Torch device of the reference engine."),
             threads_option(),
             click.option("--kv", type=click.Choice(["f16", "f32"]), help="Cache type [default: f16; reference: f32]."),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from krafla_cli.cli.common import (
+    FILE_PATH,
     TerminalProgress,
     common_options,
     force_option,
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
 
 
 @click.command("convert")
-@click.argument("src", type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="The .mlb file [default: <SRC>-<wtype>.mlb here]."
-)
+@click.argument("src", type=FILE_PATH)
+@click.option("-o", "--output", type=FILE_PATH, help="The .mlb file [default: <SRC>-<wtype>.mlb here].")
 @click.option(
     "--wtype",
     type=click.Choice(["q8", "q4"]),
@@ -48,12 +47,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="Matrix classes kept in Q8_0 in a q4 model: none, all, or a list of tok_emb,wcls,qk,v,o,gate_up,down.",
 )
-@click.option(
-    "--imatrix", type=click.Path(path_type=Path), help="MLI1 file of `mlb run --imatrix`; weighs channels (fit, best)."
-)
-@click.option(
-    "--config", type=click.Path(path_type=Path), help="Of a .mllm: the folder with config.json and tokenizer.json."
-)
+@click.option("--imatrix", type=FILE_PATH, help="MLI1 file of `mlb run --imatrix`; weighs channels (fit, best).")
+@click.option("--config", type=FILE_PATH, help="Of a .mllm: the folder with config.json and tokenizer.json.")
 @click.option("--max-seq", type=click.IntRange(1, 1 << 24), help="Longest context [default: the checkpoint's].")
 @click.option("--dry-run", is_flag=True, help="Write nothing; show what would be written, sizes, bits per weight.")
 @threads_option()

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from krafla_cli.cli.common import common_options, json_option, print_json
+from krafla_cli.cli.common import FILE_PATH, common_options, json_option, print_json
 
 
 @click.command("diff")
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
+@click.argument("a", type=FILE_PATH)
+@click.argument("b", type=FILE_PATH)
 @click.option("--most", type=click.IntRange(1), default=40, show_default=True, help="Most rows to show of each table.")
 @json_option
 @common_options

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from krafla_cli.cli.common import (
+    FILE_PATH,
     TerminalProgress,
     common_options,
     force_option,
@@ -27,12 +28,12 @@ _CHUNK = 4096  # texts embedded at once: bounds memory, and is plenty for batche
 
 
 @click.command("embed")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=FILE_PATH)
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option("-f", "--file", "file", type=click.Path(path_type=Path), help="Texts, one a line; - is stdin.")
+@click.option("-f", "--file", "file", type=FILE_PATH, help="Texts, one a line; - is stdin.")
 @click.option("--field", help="The file has JSON lines; the text is in this field [*.jsonl: text].")
 @click.option("--dims", type=int, help="Width: one of the model's Matryoshka widths [default: the full one].")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write float32 rows: .npy or .jsonl.")
+@click.option("-o", "--output", type=FILE_PATH, help="Write float32 rows: .npy or .jsonl.")
 @threads_option()
 @force_option
 @json_option

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from krafla_cli.cli.common import TerminalProgress, common_options, engine_options, json_option, print_json
+from krafla_cli.cli.common import FILE_PATH, TerminalProgress, common_options, engine_options, json_option, print_json
 
 if TYPE_CHECKING:
     from krafla_cli.progress import Progress
@@ -20,11 +20,9 @@ _DEFAULT_WINDOW = 512
 
 
 @click.command("eval")
-@click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "-f", "--file", "file", required=True, type=click.Path(path_type=Path), help="Text: a file, a pipe, or -."
-)
-@click.option("--baseline", type=click.Path(path_type=Path), help="Compare with this .mlb or Hugging Face folder.")
+@click.argument("models", nargs=-1, required=True, type=FILE_PATH)
+@click.option("-f", "--file", "file", required=True, type=FILE_PATH, help="Text: a file, a pipe, or -.")
+@click.option("--baseline", type=FILE_PATH, help="Compare with this .mlb or Hugging Face folder.")
 @click.option(
     "--windows",
     "method",
@@ -69,6 +67,8 @@ def command(
         open_model(path, n_ctx=n_ctx, default_ctx=_DEFAULT_WINDOW, progress=progress, **engine) for path in models
     ]
     width = min(model.engine.n_ctx for model in opened)
+    if width < 2:
+        raise click.UsageError("--ctx must be at least 2: a token is scored by those before it")
     base = _open_baseline(baseline, width, engine, progress) if baseline is not None else None
     windows = _windows(opened[0], text, method, width, stride or max(width // 2, 1), max_tokens)
     scores = evaluate([model.engine for model in opened], windows, base, progress)

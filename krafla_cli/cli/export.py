@@ -6,17 +6,15 @@ from pathlib import Path
 
 import click
 
-from krafla_cli.cli.common import TerminalProgress, common_options, force_option, json_option, print_json
+from krafla_cli.cli.common import FILE_PATH, TerminalProgress, common_options, force_option, json_option, print_json
 
 
 @click.command("export")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=FILE_PATH)
 @click.option("--to", type=click.Choice(["gguf", "safetensors", "mllm"]), required=True, help="The format to write.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="[default: <MODEL>.gguf, <MODEL>.mllm, folder <MODEL>-hf]"
-)
+@click.option("-o", "--output", type=FILE_PATH, help="[default: <MODEL>.gguf, <MODEL>.mllm, folder <MODEL>-hf]")
 @click.option("--dtype", type=click.Choice(["f32", "bf16"]), help="Of safetensors [default: f32, which is exact].")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="A .mlt or tokenizer.json [default: beside MODEL].")
+@click.option("--tokenizer", type=FILE_PATH, help="A .mlt or tokenizer.json [default: beside MODEL].")
 @force_option
 @json_option
 @common_options

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from krafla_cli.cli.common import TerminalProgress, common_options, json_option, note, print_json, threads_option
+from krafla_cli.cli.common import (
+    FILE_PATH,
+    TerminalProgress,
+    common_options,
+    json_option,
+    note,
+    print_json,
+    threads_option,
+)
 
 if TYPE_CHECKING:
     from krafla_cli.embed.fingerprint import Detection
 
-_REGISTRY = click.option(
-    "--registry", required=True, type=click.Path(path_type=Path), help="JSON lines with the licenses' secret keys."
-)
+_REGISTRY = click.option("--registry", required=True, type=FILE_PATH, help="JSON lines with the licenses' secret keys.")
 
 
 @click.group("fingerprint")
@@ -47,8 +53,8 @@ def new_key(registry: Path, license_id: int, customer: str, as_json: bool) -> No
 
 
 @command.command("detect")
-@click.argument("suspect", type=click.Path(path_type=Path))
-@click.option("--reference", required=True, type=click.Path(path_type=Path), help="The model without a fingerprint.")
+@click.argument("suspect", type=FILE_PATH)
+@click.option("--reference", required=True, type=FILE_PATH, help="The model without a fingerprint.")
 @_REGISTRY
 @threads_option()
 @json_option

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from krafla_cli.cli.common import common_options, force_option, json_option, note, print_json
+from krafla_cli.cli.common import FILE_PATH, common_options, force_option, json_option, note, print_json
 
 
 @click.group("imatrix")
@@ -20,8 +20,8 @@ def command() -> None:
 
 
 @command.command("merge")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The MLI1 file to write.")
+@click.argument("files", nargs=-1, required=True, type=FILE_PATH)
+@click.option("-o", "--output", required=True, type=FILE_PATH, help="The MLI1 file to write.")
 @force_option
 @json_option
 @common_options
@@ -46,7 +46,7 @@ def merge(files: tuple[Path, ...], output: Path, force: bool, as_json: bool) -> 
 
 
 @command.command("show")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=FILE_PATH)
 @click.option("--top", type=click.IntRange(0, 1000), default=3, show_default=True, help="Channels to name per input.")
 @json_option
 @common_options

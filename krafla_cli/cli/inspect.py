@@ -7,20 +7,28 @@ from typing import TYPE_CHECKING
 
 import click
 
-from krafla_cli.cli.common import TerminalProgress, common_options, force_option, json_option, note, print_json
+from krafla_cli.cli.common import (
+    FILE_PATH,
+    TerminalProgress,
+    common_options,
+    force_option,
+    json_option,
+    note,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from krafla_cli.formats.mlb_file import MlbFile
 
 
 @click.command("inspect")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=FILE_PATH)
 @click.option("--tensors", is_flag=True, help="List every tensor with its place in the file.")
 @click.option("--ctx", type=click.IntRange(1), help="Context for which memory is computed [default: 4096 or less].")
-@click.option("--report", type=click.Path(path_type=Path), help="Write a page with pictures instead (.mlb models).")
-@click.option("--plot", type=click.Path(path_type=Path), help="Write a picture instead (.mlb models; the plot extra).")
-@click.option("--against", type=click.Path(path_type=Path), help="Checkpoint folder, for the page's errors.")
-@click.option("--imatrix", type=click.Path(path_type=Path), help="MLI1 file for the page's importance per layer.")
+@click.option("--report", type=FILE_PATH, help="Write a page with pictures instead (.mlb models).")
+@click.option("--plot", type=FILE_PATH, help="Write a picture instead (.mlb models; the plot extra).")
+@click.option("--against", type=FILE_PATH, help="Checkpoint folder, for the page's errors.")
+@click.option("--imatrix", type=FILE_PATH, help="MLI1 file for the page's importance per layer.")
 @force_option
 @json_option
 @common_options

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from krafla_cli.cli.common import (
+    FILE_PATH,
     TerminalProgress,
     common_options,
     force_option,
@@ -38,8 +39,8 @@ def _version(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
 
 
 @click.command("pack-embed")
-@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The model to write (.bin).")
+@click.argument("source", metavar="SRC", type=FILE_PATH)
+@click.option("-o", "--output", required=True, type=FILE_PATH, help="The model to write (.bin).")
 @click.option(
     "--embedding-quant",
     type=click.Choice(["fp32", "int8", "int4", "ternary"]),
@@ -59,11 +60,11 @@ def _version(ctx: click.Context, param: click.Parameter, value: str) -> tuple[in
 @click.option("--lower-case/--cased", default=None, help="Lower-case texts or not [default: as the tokenizer].")
 @click.option("--strip-accents/--keep-accents", default=None, help="Drop accents or not [default: as the tokenizer].")
 @click.option("--license-id", type=click.IntRange(1, 0xFFFFFFFF), help="Whose copy this is [default: unlicensed].")
-@click.option("--registry", type=click.Path(path_type=Path), help="Fingerprint with the key that the license has here.")
-@click.option("--fingerprint-key", type=click.Path(path_type=Path), help="Fingerprint with the key in this file.")
+@click.option("--registry", type=FILE_PATH, help="Fingerprint with the key that the license has here.")
+@click.option("--fingerprint-key", type=FILE_PATH, help="Fingerprint with the key in this file.")
 @click.option("--model-id", help="Name in the header, at most 16 bytes [default: the folder's name].")
 @click.option("--model-version", callback=_version, default="1.0.0", show_default=True, help="Version in the header.")
-@click.option("--metadata", type=click.Path(path_type=Path), help="JSON file to store as the model's metadata.")
+@click.option("--metadata", type=FILE_PATH, help="JSON file to store as the model's metadata.")
 @force_option
 @json_option
 @common_options

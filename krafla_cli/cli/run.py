@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from krafla_cli.cli.common import (
+    FILE_PATH,
     TerminalProgress,
     common_options,
     engine_options,
@@ -33,9 +34,9 @@ _TEMPLATES = ("chatml", "llama3", "gemma", "mistral", "smollm", "qwen3.5")
 
 
 @click.command("run")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=FILE_PATH)
 @click.option("-p", "--prompt", "turn", help="One user turn, through the model's chat template where it has one.")
-@click.option("-f", "--file", "file", type=click.Path(path_type=Path), help="Raw text: a file, a pipe, or - (stdin).")
+@click.option("-f", "--file", "file", type=FILE_PATH, help="Raw text: a file, a pipe, or - (stdin).")
 @click.option("--prompt-ids", "prompt_ids", metavar="1,5,7", help="Token ids instead of text.")
 @click.option("--chat", is_flag=True, help="A conversation in the terminal; /help there shows its commands.")
 @click.option("--system", metavar="TEXT", help="System message, before the first turn.")
@@ -51,8 +52,8 @@ _TEMPLATES = ("chatml", "llama3", "gemma", "mistral", "smollm", "qwen3.5")
 @click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), help="Repeats a run [default: another each time].")
 @click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before TEXT; may be given several times.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the model's stop tokens.")
-@click.option("--logits", "logits_path", type=click.Path(path_type=Path), help="Write the prompt's logits as .npy.")
-@click.option("--imatrix", type=click.Path(path_type=Path), help="Record an importance matrix (MLI1) of the text.")
+@click.option("--logits", "logits_path", type=FILE_PATH, help="Write the prompt's logits as .npy.")
+@click.option("--imatrix", type=FILE_PATH, help="Record an importance matrix (MLI1) of the text.")
 @click.option("--append", is_flag=True, help="Add to the importance matrix that is there.")
 @click.option("--no-logits", is_flag=True, help="Record without the classifier: faster.")
 @click.option("--stats", is_flag=True, help="Show speeds on stderr.")
@@ -139,10 +140,18 @@ class _Command:
         if self.imatrix is not None and self.logits_path is not None:
             raise click.UsageError("--imatrix and --logits are two runs")
         if self.logits_path is not None:
-            check_target(self.logits_path, self.force, (self.model,))
+            check_target(self.logits_path, self.force, self._inputs)
         if self.imatrix is not None:
-            check_target(self.imatrix, self.force or self.append, (self.model,))
+            check_target(self.imatrix, self.force or self.append, self._inputs)
         resolve({}, self._sampling)
+
+    @property
+    def _inputs(self) -> tuple[Path, ...]:
+        """Files that are read, and so never written over: the model, what lies beside it, texts and tokenizers."""
+        from krafla_cli.formats.sidecar import files_beside
+
+        given = [self.file, Path(self.tokenizer) if self.tokenizer else None]
+        return (self.model, *files_beside(self.model), *(p for p in given if p is not None))
 
     def _check_chat(self) -> None:
         others = (self.raw, self.ignore_eos, self.as_json, self.imatrix is not None, self.logits_path is not None)

@@ -8,13 +8,21 @@ from typing import Any
 
 import click
 
-from krafla_cli.cli.common import TerminalProgress, common_options, force_option, json_option, note, print_json
+from krafla_cli.cli.common import (
+    FILE_PATH,
+    TerminalProgress,
+    common_options,
+    force_option,
+    json_option,
+    note,
+    print_json,
+)
 from krafla_cli.errors import UsageError
 
 
 @click.command("tokenizer")
-@click.argument("src", type=click.Path(path_type=Path))
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="The .mlt to write [default: <name of SRC>.mlt].")
+@click.argument("src", type=FILE_PATH)
+@click.option("--output", "-o", type=FILE_PATH, help="The .mlt to write [default: <name of SRC>.mlt].")
 @click.option("--encode", "text", metavar="TEXT|-", help="Print the tokens of TEXT (- reads stdin) instead.")
 @click.option("--decode", "ids", metavar="IDS", help="Print the text of token ids (1,5,7 or 1 5 7) instead.")
 @click.option("--dump", is_flag=True, help="Print every token with its id instead.")

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from krafla_cli.cli.common import common_options, json_option, print_json, verbosity
+from krafla_cli.cli.common import FILE_PATH, common_options, json_option, print_json, verbosity
 
 if TYPE_CHECKING:
     from krafla_cli.formats.faults import Fault, Report
 
 
 @click.command("validate")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, required=True, type=FILE_PATH)
 @json_option
 @common_options
 def command(paths: tuple[Path, ...], as_json: bool) -> int:

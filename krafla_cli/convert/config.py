@@ -99,7 +99,7 @@ class ModelConfig:
     def choice(self, key: str, choices: Mapping[str, Any]) -> Any:
         """The entry of ``choices`` under the value of ``key``; another value is refused by name."""
         value = self.get(key)
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             names = ", ".join(choices)
             raise self.unsupported(f'{key} "{printable(str(value))}" is not supported; supported: {names}')
         return choices[value]

@@ -23,7 +23,7 @@ from krafla_cli.formats import mli
 from krafla_cli.formats.atomic import Output, check_target
 from krafla_cli.formats.mlb import MATRIX_CLASS, Header
 from krafla_cli.formats.mlb_file import MlbWriter
-from krafla_cli.formats.sidecar import Sidecar, sidecar_path
+from krafla_cli.formats.sidecar import Sidecar, files_beside, sidecar_path
 from krafla_cli.formats.text import printable
 from krafla_cli.progress import SILENT, Progress
 from krafla_cli.quant.q4_0 import Rule, as_rule
@@ -91,9 +91,12 @@ def convert(
     plan = checkpoint.plan(options)
     options = plan.options
     output = Path(out) if out is not None else Path(f"{checkpoint.name}-{options.wtype}.mlb")
+    if not output.name or output in files_beside(output):
+        raise UsageError(f"-o {printable(str(output))!r}: a model's name ends with .mlb")
     if not dry_run:
-        for target in (output, *_sidecar_paths(output)):
-            check_target(target, force, inputs=checkpoint.inputs)
+        given = (Path(options.imatrix),) if options.imatrix is not None else ()
+        for target in (output, *files_beside(output)):
+            check_target(target, force, inputs=(*checkpoint.inputs, *given))
     for remark in plan.remarks:
         progress.info(remark)
     importance = None
@@ -114,10 +117,6 @@ def _check_options(options: Options) -> None:
         raise UsageError("--imatrix selects the rule fit; it cannot be combined with --q4-rule round")
     if options.q8_mask and options.wtype == "q8":
         raise UsageError("--q8-classes keeps classes of a q4 model in Q8_0; with --wtype q8 all are")
-
-
-def _sidecar_paths(output: Path) -> tuple[Path, ...]:
-    return (output.with_suffix(".mlt"), output.with_suffix(".tokenizer.json"), sidecar_path(output))
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def gguf_tokenizer(model: GgufFile, vocab: int, progress: Progress) -> Tokenizer
     except UnsupportedError as error:
         progress.warn(f"{error}: the model is written without a tokenizer")
         return None
-    data = json.dumps(document, ensure_ascii=False, indent=2).encode()
+    data = (ggml.hugging_face or json.dumps(document, ensure_ascii=False, indent=2)).encode()
     return _converted(source_of(document, dict(ggml.config()), model.title), data, vocab, progress)
 
 

@@ -26,6 +26,7 @@ from krafla_cli.formats.atomic import Output, check_target
 from krafla_cli.formats.gguf_names import ROPE_FREQS, Architecture
 from krafla_cli.formats.mlb import ROPE_LLAMA3, WTYPE_Q8_0, Header
 from krafla_cli.formats.mlb_file import MlbFile
+from krafla_cli.formats.sidecar import files_beside
 from krafla_cli.formats.text import printable
 from krafla_cli.progress import Progress
 from krafla_cli.quant import ggml_blocks
@@ -46,7 +47,7 @@ def write_gguf(model: OpenedModel, path: Path, force: bool, progress: Progress) 
     header = model.mlb.header
     architecture = architecture_for(header, printable(str(model.path)))
     targets = gguf_targets(model.mlb, architecture)
-    check_target(path, force, inputs=(model.path,))
+    check_target(path, force, inputs=(model.path, *files_beside(model.path)))
     rounding = ScaleRounding(str(model.path))
     output = Output(path)
     try:
@@ -173,7 +174,8 @@ def _add_tokenizer(writer: GGUFWriter, model: OpenedModel, progress: Progress) -
         writer.add_tokenizer_model("no_vocab")
         return
     try:
-        exported = ggml_of(model.tokenizer, model.mlb.header.vocab, _special_ids(model, progress))
+        ids = _special_ids(model, progress)
+        exported = ggml_of(model.tokenizer, model.mlb.header.vocab, ids, model.tokenizer_text)
     except UnsupportedError as error:
         raise UnsupportedError(f"{printable(str(model.tokenizer_path))}: {error}") from error
     for remark in exported.remarks:

@@ -13,6 +13,7 @@ from krafla_cli.export.tensors import ScaleRounding, Target, block_encoding, blo
 from krafla_cli.formats.atomic import atomic_output
 from krafla_cli.formats.data_types import BY_NAME
 from krafla_cli.formats.mllm import MllmWriter, NewTensor
+from krafla_cli.formats.sidecar import files_beside
 from krafla_cli.progress import Progress
 from krafla_cli.quant import ggml_blocks
 
@@ -22,7 +23,7 @@ def write_mllm(model: OpenedModel, path: Path, force: bool, progress: Progress) 
     config = checkpoint_config(model)
     targets = checkpoint_targets(model.mlb, config.layout, config.hidden_dim)
     rounding = ScaleRounding(str(model.path))
-    with atomic_output(path, force, inputs=(model.path,)) as file:
+    with atomic_output(path, force, inputs=(model.path, *files_beside(model.path))) as file:
         writer = MllmWriter(file, model.name[:100], [_new_tensor(t) for t in targets])
         progress.start("exporting", sum(t.n_bytes for t in targets), "B")
         try:

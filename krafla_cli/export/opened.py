@@ -46,13 +46,19 @@ class OpenedModel:
         return load_tokenizer(self.tokenizer_path) if self.tokenizer_path is not None else None
 
     @property
+    def tokenizer_text(self) -> str | None:
+        """The tokenizer.json beside the model; None where a .mlt is there, or nothing."""
+        if self.tokenizer_path is None or self.tokenizer_path.suffix == ".mlt":
+            return None
+        return _read(self.tokenizer_path).decode("utf-8-sig")
+
+    @property
     def tokenizer_json(self) -> bytes | None:
         """tokenizer.json: the one beside the model, or what the .mlt stands for."""
-        if self.tokenizer_path is None or self.tokenizer is None:
+        if self.tokenizer is None:
             return None
-        if self.tokenizer_path.suffix != ".mlt":
-            return _read(self.tokenizer_path)
-        return json.dumps(json.loads(self.tokenizer.to_str()), indent=2, ensure_ascii=False).encode()
+        text = self.tokenizer_text or json.dumps(json.loads(self.tokenizer.to_str()), indent=2, ensure_ascii=False)
+        return text.encode()
 
     @cached_property
     def special_ids(self) -> dict[str, int]:

@@ -17,6 +17,7 @@ from krafla_cli.export.opened import OpenedModel
 from krafla_cli.export.tensors import Float32s, Target, checkpoint_targets, dense
 from krafla_cli.formats.atomic import Output, check_target
 from krafla_cli.formats.safetensors_writer import NewTensor, SafetensorsWriter
+from krafla_cli.formats.sidecar import files_beside
 from krafla_cli.formats.text import printable
 from krafla_cli.progress import Progress
 
@@ -36,7 +37,7 @@ def write_folder(model: OpenedModel, folder: Path, dtype: str, force: bool, prog
     with _made(folder):
         names = [*documents, WEIGHTS]
         for name in names:
-            check_target(folder / name, force, inputs=(model.path,))
+            check_target(folder / name, force, inputs=(model.path, *files_beside(model.path)))
         with contextlib.ExitStack() as stack:
             outputs = []
             for name in names:

@@ -46,6 +46,14 @@ def sidecar_path(model: str | os.PathLike[str]) -> Path:
     return Path(model).with_suffix(".json")
 
 
+def files_beside(model: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """The names of what may lie beside X.mlb: X.mlt or X.tokenizer.json, and X.json."""
+    path = Path(model)
+    if not path.name:
+        return ()
+    return (path.with_suffix(".mlt"), path.with_suffix(".tokenizer.json"), sidecar_path(path))
+
+
 def read_sidecar(path: str | os.PathLike[str]) -> Sidecar:
     """Reads and checks a sidecar. Raises FileError, FormatError naming the key."""
     name = printable(str(path))

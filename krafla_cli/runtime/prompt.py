@@ -16,6 +16,8 @@ def read_text(path: Path) -> str:
     """
     name = "standard input" if str(path) == "-" else printable(str(path))
     try:
+        if str(path) == "-" and sys.stdin is None:
+            raise FileError("cannot read standard input: it is closed")
         data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
         return data.decode("utf-8")
     except OSError as error:

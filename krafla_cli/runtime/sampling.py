@@ -120,7 +120,10 @@ class Sampler:
             return logits
         ids = np.unique(np.fromiter(seen, np.int64, len(seen)))
         logits = logits.copy()
-        logits[ids] = np.where(logits[ids] > 0, logits[ids] / penalty, logits[ids] * penalty)
+        limit = np.finfo(np.float64).max / 4  # so that differences of two logits stay finite
+        with np.errstate(over="ignore"):
+            penalized = np.where(logits[ids] > 0, logits[ids] / penalty, logits[ids] * penalty)
+        logits[ids] = np.clip(penalized, -limit, limit)
         return logits
 
 

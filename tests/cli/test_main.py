@@ -61,3 +61,9 @@ def test_a_closed_pipe_is_quiet() -> None:
     script = f'{sys.executable} -c "{code}" | true'
     result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("args", [["validate", ""], ["convert", ""], ["run", "", "-p", "x"], ["inspect", ""]])
+def test_an_empty_path_is_not_the_current_folder(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(args) == 2
+    assert "an empty path" in capsys.readouterr().err

@@ -254,6 +254,7 @@ def test_qwen3_5_layers_and_rotation() -> None:
         (LLAMA | {"num_local_experts": 8}, "num_local_experts is 8: the format holds no mixture of experts"),
         (LLAMA | {"mlp_bias": True}, "mlp_bias is true: the format holds no biases of the FFN"),
         (LLAMA | {"attention_bias": True}, "attention_bias is true: the format holds no bias of the attention output"),
+        (LLAMA | {"hidden_act": []}, 'hidden_act "[]" is not supported'),
         (LLAMA | {"hidden_act": "relu"}, 'hidden_act "relu" is not supported; supported: silu'),
         (LLAMA | {"architectures": ["LlamaForSequenceClassification"]}, "does not generate text"),
     ],

@@ -161,6 +161,8 @@ def test_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         convert(folder, tmp_path / "x.mlb", options=Options(q4_rule="round", imatrix=str(tmp_path / "i.mli")))
     base = ["convert", str(folder), "-o", str(tmp_path / "x.mlb")]
     assert run([*base, "--imatrix", str(tmp_path / "i.mli"), "--q4-rule", "round"]) == 2
+    assert run([*base[:2], "-o", str(tmp_path / "i.mli"), "--imatrix", str(tmp_path / "i.mli"), "--force"]) == 1
+    assert "it is the input itself" in capsys.readouterr().err
     assert run([*base, "--q8-classes", "v,nope"]) == 2
     assert (
         '--q8-classes: no class "nope"; there are tok_emb, wcls, qk, v, o, gate_up, down, none, all'

@@ -162,6 +162,12 @@ def test_missing_folders(tmp_path: Path) -> None:
         convert(write(tmp_path / "m"), tmp_path / "nowhere" / "out.mlb")
 
 
+@pytest.mark.parametrize("name", ["x.json", "x.mlt"])
+def test_a_model_is_not_named_like_its_sidecars(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"a model's name ends with .mlb"):
+        convert(write(tmp_path / "m"), tmp_path / name)
+
+
 def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     weights = tensors()
     weights["lm_head.weight"][0, 0] = np.nan  # the last tensor of the file
