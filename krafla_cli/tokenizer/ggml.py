@@ -321,10 +321,11 @@ class Exported:
     remarks: tuple[str, ...] = ()
 
 
-def ggml_of(tokenizer: Tokenizer, n_rows: int, special: Mapping[str, int]) -> Exported:
+def ggml_of(tokenizer: Tokenizer, n_rows: int, special: Mapping[str, int], text: str | None = None) -> Exported:
     """``tokenizer`` for a model of ``n_rows`` ids; ``special`` as in :class:`GgmlTokenizer`.
 
-    Raises UnsupportedError for a tokenizer that is no BPE.
+    ``text``: its tokenizer.json, where there is one; else it is made. Raises UnsupportedError for a tokenizer that is
+    no BPE.
     """
     document = json.loads(tokenizer.to_str())
     if document["model"]["type"] != "BPE":
@@ -336,7 +337,7 @@ def ggml_of(tokenizer: Tokenizer, n_rows: int, special: Mapping[str, int]) -> Ex
         "types": types,
         "special": {k: i for k, i in special.items() if 0 <= i < n_rows},
         "add_bos": len(tokenizer.encode("", add_special_tokens=True).ids) > 0,
-        "hugging_face": json.dumps(document, ensure_ascii=False, separators=(",", ":")),
+        "hugging_face": text or json.dumps(document, ensure_ascii=False, separators=(",", ":")),
     }
     merges = [tuple(m) if not isinstance(m, str) else tuple(m.split(" ", 1)) for m in document["model"]["merges"]]
     steps = _steps(document["pre_tokenizer"], "pretokenizers")
