@@ -10,15 +10,25 @@ stores need no alignment.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core.extending import intrinsic
 
+from krafla_cli.kernels.simd_lowering import (
+    AVX2,
+    columns_of_rows,
+    folded,
+    folded_rows,
+    multiply_pairs_i16,
+    narrowed_f16,
+    pinned,
+    sum_of_neighbours,
+    transposed,
+    widened_f16,
+)
 from krafla_cli.kernels.simd_types import (
     I32,
     IR_ELEMENTS,
@@ -36,13 +46,7 @@ from krafla_cli.kernels.simd_types import (
     spread,
 )
 
-HOST_FEATURES = llvm.get_host_cpu_features()
-GENERIC = os.environ.get("MLB_SIMD") == "generic"
-AVX2 = not GENERIC and all(HOST_FEATURES.get(name) for name in ("avx2", "fma", "f16c"))
-
-_I16 = IR_ELEMENTS["i16"]
 _f16x8 = Vec("f16", 8)
-_i32x16 = Vec("i32", 16)
 _i16x32 = Vec("i16", 32)
 Typed = tuple[Any, Callable[..., ir.Value]]
 
@@ -50,7 +54,7 @@ Typed = tuple[Any, Callable[..., ir.Value]]
 # Memory
 
 
-def _load(vec: Vec, p: Any, finish: Callable[[ir.IRBuilder, ir.Value], ir.Value] = lambda _, v: v) -> Any:
+def _load(vec: Vec, finish: Callable[[ir.IRBuilder, ir.Value], ir.Value] = lambda _, v: v) -> Any:
     def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         source = element_pointer(context, builder, sig.args[0], *args)
         value = builder.load(builder.bitcast(source, vec.ir.as_pointer()))
@@ -73,33 +77,27 @@ def _store(vec: Vec, p: Any, prepare: Callable[[ir.IRBuilder, ir.Value], ir.Valu
 @intrinsic
 def load_f32(typingctx: Any, p: Any, i: Any) -> Typed:
     """8 float32."""
-    return f32x8(p, types.intp), _load(f32x8, p)
+    return f32x8(p, types.intp), _load(f32x8)
 
 
 @intrinsic
 def load_f16(typingctx: Any, p: Any, i: Any) -> Typed:
     """8 f16 (held as uint16) widened to float32, exactly."""
     if AVX2:
-        return f32x8(p, types.intp), _load(_f16x8, p, lambda b, v: b.fpext(v, f32x8.ir))
-    return f32x8(p, types.intp), _load(Vec("i16", 8), p, _widen_f16)
-
-
-@intrinsic
-def load_i32(typingctx: Any, p: Any, i: Any) -> Typed:
-    """8 int32."""
-    return i32x8(p, types.intp), _load(i32x8, p)
+        return f32x8(p, types.intp), _load(_f16x8, lambda b, v: b.fpext(v, f32x8.ir))
+    return f32x8(p, types.intp), _load(Vec("i16", 8), widened_f16)
 
 
 @intrinsic
 def load_i8x16(typingctx: Any, p: Any, i: Any) -> Typed:
     """16 bytes."""
-    return i8x16(p, types.intp), _load(i8x16, p)
+    return i8x16(p, types.intp), _load(i8x16)
 
 
 @intrinsic
 def load_i8(typingctx: Any, p: Any, i: Any) -> Typed:
     """32 bytes."""
-    return i8x32(p, types.intp), _load(i8x32, p)
+    return i8x32(p, types.intp), _load(i8x32)
 
 
 @intrinsic
@@ -112,7 +110,7 @@ def load_two_rows(typingctx: Any, p: Any, q: Any, i: Any) -> Typed:
             source = element_pointer(context, builder, kind, pointer, args[2])
             halves.append(builder.load(builder.bitcast(source, i8x16.ir.as_pointer())))
             halves[-1].align = 1
-        return shuffle(builder, *halves, range(32))
+        return shuffle(builder, halves[0], halves[1], range(32))
 
     return i8x32(p, q, types.intp), build
 
@@ -141,7 +139,7 @@ def store_f16(typingctx: Any, p: Any, i: Any, v: Any) -> Typed:
     """8 float32 rounded to f16 (nearest, ties to even), held as uint16."""
     if AVX2:
         return _store(f32x8, p, lambda b, v: b.fptrunc(v, _f16x8.ir))
-    return _store(f32x8, p, _narrow_f16)
+    return _store(f32x8, p, narrowed_f16)
 
 
 @intrinsic
@@ -279,17 +277,10 @@ def from_bits(typingctx: Any, x: Any) -> Typed:
     return f32x8(i32x8), lambda c, b, sig, args: b.bitcast(args[0], f32x8.ir)
 
 
-def _fold(builder: ir.IRBuilder, v: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
-    """Element 0 of v folded in halves: ((0,4),(2,6)),((1,5),(3,7))."""
-    for distance in (4, 2, 1):
-        v = combine(v, shuffle(builder, v, v, [(i + distance) % 8 for i in range(8)]))
-    return builder.extract_element(v, ir.Constant(I32, 0))
-
-
 @intrinsic
 def sum_f32(typingctx: Any, x: Any) -> Typed:
     """((0+4)+(2+6)) + ((1+5)+(3+7))."""
-    return types.float32(f32x8), lambda c, b, sig, args: _fold(b, args[0], b.fadd)
+    return types.float32(f32x8), lambda c, b, sig, args: folded(b, args[0], b.fadd)
 
 
 @intrinsic
@@ -297,7 +288,7 @@ def max_f32(typingctx: Any, x: Any) -> Typed:
     """The largest element."""
 
     def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        return _fold(builder, args[0], lambda x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))
+        return folded(builder, args[0], lambda x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))
 
     return types.float32(f32x8), build
 
@@ -313,7 +304,7 @@ def largest_magnitude(typingctx: Any, a: Any, b: Any, c: Any, d: Any) -> Typed:
         no_sign = constant(i32x8, 0x7FFFFFFF)
         sizes = [builder.and_(builder.bitcast(v, i32x8.ir), no_sign) for v in args]
         both = larger(larger(sizes[0], sizes[1]), larger(sizes[2], sizes[3]))
-        return builder.bitcast(_fold(builder, both, larger), IR_ELEMENTS["f32"])
+        return builder.bitcast(folded(builder, both, larger), IR_ELEMENTS["f32"])
 
     return types.float32(*[f32x8] * 4), build
 
@@ -327,7 +318,7 @@ def lane_numbers(typingctx: Any) -> Typed:
 @intrinsic
 def sum_i32(typingctx: Any, x: Any) -> Typed:
     """The sum of 8 int32."""
-    return types.int32(i32x8), lambda c, b, sig, args: _fold(b, args[0], b.add)
+    return types.int32(i32x8), lambda c, b, sig, args: folded(b, args[0], b.add)
 
 
 @intrinsic
@@ -335,24 +326,9 @@ def transpose_f32(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any
     """8 vectors as the rows of a matrix, to the 8 columns: a tuple of vectors."""
 
     def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        return context.make_tuple(builder, sig.return_type, _transpose(builder, list(args)))
+        return context.make_tuple(builder, sig.return_type, transposed(builder, list(args)))
 
     return types.UniTuple(f32x8, 8)(*[f32x8] * 8), build
-
-
-def _transpose(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
-    """8x8 elements: at each step, rows a step apart exchange blocks of that size."""
-    for step in (4, 2, 1):
-        first = [i for i in range(16) if i % 8 // step % 2 == 0]
-        low = sorted(first, key=lambda i: (i % 8 // (2 * step), i // 8, i % 8))
-        high = [i + step for i in low]
-        pairs = [(i, i + step) for i in range(8) if i // step % 2 == 0]
-        out: list[Any] = [None] * 8
-        for i, j in pairs:
-            out[i] = shuffle(builder, rows[i], rows[j], low)
-            out[j] = shuffle(builder, rows[i], rows[j], high)
-        rows = out
-    return rows
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -422,7 +398,7 @@ def dot_pairs(typingctx: Any, u: Any, s: Any) -> Typed:
         if AVX2:
             return builder.call(extern(builder, "llvm.x86.avx2.pmadd.ub.sw", i16x16.ir, i8x32.ir, i8x32.ir), args)
         products = builder.mul(builder.zext(args[0], _i16x32.ir), builder.sext(args[1], _i16x32.ir))
-        return _add_neighbours(builder, products)
+        return sum_of_neighbours(builder, products)
 
     return i16x16(i8x32, i8x32), build
 
@@ -431,31 +407,14 @@ def dot_pairs(typingctx: Any, u: Any, s: Any) -> Typed:
 def dot_pairs_i16(typingctx: Any, x: Any, y: Any) -> Typed:
     """16-bit products, neighbours added: i32x8."""
 
-    return i32x8(i16x16, i16x16), lambda c, b, sig, args: _dot_pairs_i16(b, *args)
-
-
-def _dot_pairs_i16(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
-    if AVX2:
-        return builder.call(extern(builder, "llvm.x86.avx2.pmadd.wd", i32x8.ir, i16x16.ir, i16x16.ir), [x, y])
-    return _add_neighbours(builder, builder.mul(*(builder.sext(v, _i32x16.ir) for v in (x, y))))
-
-
-def _add_neighbours(builder: ir.IRBuilder, v: ir.Value) -> ir.Value:
-    n = v.type.count
-    return builder.add(shuffle(builder, v, v, range(0, n, 2)), shuffle(builder, v, v, range(1, n, 2)))
+    return i32x8(i16x16, i16x16), lambda c, b, sig, args: multiply_pairs_i16(b, *args)
 
 
 @intrinsic
 def in_place(typingctx: Any, v: Any) -> Typed:
     """``v`` itself, as int16. Keeps LLVM from reordering a running sum over this point, which would spill registers."""
 
-    return i16x16(i16x16), lambda c, b, sig, args: _in_place(b, args[0])
-
-
-def _in_place(builder: ir.IRBuilder, v: ir.Value) -> ir.Value:
-    if not AVX2:
-        return v
-    return builder.asm(ir.FunctionType(v.type, [v.type]), "", "=x,0", [v], side_effect=True)
+    return i16x16(i16x16), lambda c, b, sig, args: pinned(b, args[0])
 
 
 @intrinsic
@@ -469,22 +428,6 @@ def pack_i8(typingctx: Any, a: Any, b: Any, c: Any, d: Any) -> Typed:
     return i8x32(*[i32x8] * 4), build
 
 
-def _unpack_and_add(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, bits: int, total: Vec) -> ir.Value:
-    """In each 128-bit half: the ``bits``-wide units of a and b taken in turn, first half of them plus second half."""
-    units = Vec(f"i{bits}", 256 // bits)
-    half = units.n // 2
-    a, b = builder.bitcast(a, units.ir), builder.bitcast(b, units.ir)
-    first = [k * half + i + s * units.n for k in (0, 1) for i in range(half // 2) for s in (0, 1)]
-    low, high = shuffle(builder, a, b, first), shuffle(builder, a, b, [i + half // 2 for i in first])
-    return builder.add(builder.bitcast(low, total.ir), builder.bitcast(high, total.ir))
-
-
-def _fold_rows(builder: ir.IRBuilder, rows: list[ir.Value], total: Vec, widths: tuple[int, ...]) -> ir.Value:
-    for bits in widths:
-        rows = [_unpack_and_add(builder, rows[i], rows[i + 1], bits, total) for i in range(0, len(rows), 2)]
-    return rows
-
-
 @intrinsic
 def sums_of_8_rows(typingctx: Any, a: Any, b: Any, c: Any, d: Any, start: Any) -> Typed:
     """The sums of 8 rows of 8 int16, each plus 2 · ``start``: i32x8.
@@ -494,10 +437,10 @@ def sums_of_8_rows(typingctx: Any, a: Any, b: Any, c: Any, d: Any, start: Any) -
     """
 
     def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        (halves,) = _fold_rows(builder, list(args[:4]), i16x16, (16, 32))
-        halves = _in_place(builder, builder.add(halves, args[4]))
+        (halves,) = folded_rows(builder, list(args[:4]), i16x16, (16, 32))
+        halves = pinned(builder, builder.add(halves, args[4]))
         order = [k + i + s for k in (0, 8) for i in range(4) for s in (0, 4)]
-        return _dot_pairs_i16(builder, shuffle(builder, halves, halves, order), constant(i16x16, 1))
+        return multiply_pairs_i16(builder, shuffle(builder, halves, halves, order), constant(i16x16, 1))
 
     return i32x8(*[i16x16] * 5), build
 
@@ -507,7 +450,7 @@ def row_sums_i32(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any,
     """The sums of 8 vectors of 8 int32: i32x8."""
 
     def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        low, high = _fold_rows(builder, list(args), i32x8, (32, 64))
+        low, high = folded_rows(builder, list(args), i32x8, (32, 64))
         first = shuffle(builder, low, high, [*range(4), *range(8, 12)])
         second = shuffle(builder, low, high, [*range(4, 8), *range(12, 16)])
         return builder.add(first, second)
@@ -515,26 +458,12 @@ def row_sums_i32(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any,
     return i32x8(*[i32x8] * 8), build
 
 
-def _columns(builder: ir.IRBuilder, rows: list[ir.Value], n_columns: int) -> list[ir.Value]:
-    """8 rows of ``n_columns`` (4 or 8) groups of 4 bytes to ``n_columns`` vectors: column g of every row."""
-    words = [builder.bitcast(r, ir.VectorType(I32, n_columns)) for r in rows]
-    if n_columns == 4:
-        words = [shuffle(builder, words[i], words[i + 4], range(8)) for i in range(4)]
-        pairs = [[0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]]
-        a, b = ([shuffle(builder, words[i], words[i + 1], p) for p in pairs] for i in (0, 2))
-        quads = [[0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]]
-        out = [shuffle(builder, a[k], b[k], q) for k in (0, 1) for q in quads]
-    else:
-        out = _transpose(builder, words)
-    return [builder.bitcast(v, i8x32.ir) for v in out]
-
-
 @intrinsic
 def columns_of_16(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Typed:
     """8 rows of 16 bytes to 4 vectors i8x32: vector k holds bytes 4k to 4k + 3 of row 0, of row 1, ..."""
 
     def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        return context.make_tuple(builder, sig.return_type, _columns(builder, list(args), 4))
+        return context.make_tuple(builder, sig.return_type, columns_of_rows(builder, list(args), 4))
 
     return types.UniTuple(i8x32, 4)(*[i8x16] * 8), build
 
@@ -544,39 +473,6 @@ def columns_of_32(typingctx: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any
     """8 rows of 32 bytes to 8 vectors i8x32: vector k holds bytes 4k to 4k + 3 of row 0, of row 1, ..."""
 
     def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        return context.make_tuple(builder, sig.return_type, _columns(builder, list(args), 8))
+        return context.make_tuple(builder, sig.return_type, columns_of_rows(builder, list(args), 8))
 
     return types.UniTuple(i8x32, 8)(*[i8x32] * 8), build
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# f16 without instructions for it
-
-
-def _widen_f16(b: ir.IRBuilder, h: ir.Value) -> ir.Value:
-    """f16 bits to float32: the exponent moves by a multiplication, which makes subnormals normal."""
-    wide = b.zext(h, i32x8.ir)
-    sign = b.shl(b.and_(wide, constant(i32x8, 0x8000)), constant(i32x8, 16))
-    rest = b.shl(b.and_(wide, constant(i32x8, 0x7FFF)), constant(i32x8, 13))
-    value = b.bitcast(b.fmul(b.bitcast(rest, f32x8.ir), constant(f32x8, 2.0**112)), i32x8.ir)
-    special = b.icmp_signed(">=", rest, constant(i32x8, 0x7C00 << 13))  # infinity and NaN
-    value = b.select(special, b.or_(rest, constant(i32x8, 0x7F800000)), value)
-    return b.bitcast(b.or_(value, sign), f32x8.ir)
-
-
-def _narrow_f16(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """float32 to f16 bits, nearest, ties to even."""
-    word = b.bitcast(x, i32x8.ir)
-    sign = b.and_(b.lshr(word, constant(i32x8, 16)), constant(i32x8, 0x8000))
-    size = b.and_(word, constant(i32x8, 0x7FFFFFFF))
-    # Subnormal results: adding 0.5 leaves the rounded multiple of 2^-24 in the low bits.
-    small = b.bitcast(b.fadd(b.bitcast(size, f32x8.ir), constant(f32x8, 0.5)), i32x8.ir)
-    small = b.sub(small, constant(i32x8, 0x3F000000))
-    odd = b.and_(b.lshr(size, constant(i32x8, 13)), constant(i32x8, 1))
-    normal = b.lshr(
-        b.add(b.add(b.sub(size, constant(i32x8, 112 << 23)), constant(i32x8, 0xFFF)), odd), constant(i32x8, 13)
-    )
-    out = b.select(b.icmp_signed("<", size, constant(i32x8, 113 << 23)), small, normal)
-    out = b.select(b.icmp_signed(">=", size, constant(i32x8, 143 << 23)), constant(i32x8, 0x7C00), out)
-    out = b.select(b.icmp_signed(">", size, constant(i32x8, 0x7F800000)), constant(i32x8, 0x7E00), out)
-    return b.trunc(b.or_(out, sign), ir.VectorType(_I16, 8))

@@ -8,7 +8,8 @@ from llvmlite import ir
 from numba import types
 from numba.core.extending import intrinsic
 
-from krafla_cli.kernels.simd import Typed, _cast, _fold
+from krafla_cli.kernels.simd import Typed, _cast
+from krafla_cli.kernels.simd_lowering import folded
 from krafla_cli.kernels.simd_types import IR_ELEMENTS, Vec, constant, element_pointer, extern, f32x8, i32x8, mask8
 
 _i16x8 = Vec("i16", 8)
@@ -79,7 +80,7 @@ def largest_bits(typingctx: Any, a: Any, b: Any, c: Any, d: Any) -> Typed:
 
         magnitude = constant(i32x8, 0x7FFFFFFF)
         a, b, c, d = (builder.and_(builder.bitcast(x, i32x8.ir), magnitude) for x in args)
-        return _fold(builder, larger(larger(a, b), larger(c, d)), larger)
+        return folded(builder, larger(larger(a, b), larger(c, d)), larger)
 
     return types.int32(*[f32x8] * 4), build
 
@@ -122,6 +123,6 @@ def sum_f64(typingctx: Any, p: Any, i: Any) -> Typed:
     def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         values = builder.load(_f64_at(context, builder, sig, args))
         values.align = 1
-        return _fold(builder, values, builder.fadd)
+        return folded(builder, values, builder.fadd)
 
     return types.float64(p, types.intp), build

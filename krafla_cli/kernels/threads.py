@@ -12,7 +12,7 @@ from numba.core import cgutils
 from numba.core.extending import intrinsic
 
 from krafla_cli.kernels.inline import inline
-from krafla_cli.kernels.simd import HOST_FEATURES
+from krafla_cli.kernels.simd_lowering import HOST_FEATURES
 from krafla_cli.kernels.simd_types import I32, IR_ELEMENTS, Operands, Pointer, element_pointer, extern
 from krafla_cli.kernels.team import MEMBER
 

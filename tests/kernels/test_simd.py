@@ -31,13 +31,12 @@ from krafla_cli.kernels.simd import (
     load_f32,
     load_i8,
     load_i8x16,
+    load_two_rows,
     low_nibbles,
     max_f32,
     maximum,
     minimum,
-    nibbles,
     pack_i8,
-    row_sums_i16,
     row_sums_i32,
     select,
     spread_f32,
@@ -47,6 +46,7 @@ from krafla_cli.kernels.simd import (
     store_i8,
     sum_f32,
     sum_i32,
+    sums_of_8_rows,
     to_f32,
     transpose_f32,
     truncate,
@@ -99,7 +99,7 @@ def test_float_operations() -> None:
 @numba.njit
 def _bytes(q, s, out, sums):  # q u8 [8, 32], s i8 [32]; out u8 [24, 32]; sums f32 [4, 8]
     a, b = load_i8(q, 0), load_i8(s, 0)
-    store_i8(out, 0, nibbles(load_i8x16(q, 5)))
+    store_i8(out, 0, load_two_rows(q, s, 5))
     store_i8(out, 32, low_nibbles(a))
     store_i8(out, 64, high_nibbles(a))
     store_i8(out, 96, flip_high_bits(a))
@@ -136,7 +136,7 @@ def _bytes(q, s, out, sums):  # q u8 [8, 32], s i8 [32]; out u8 [24, 32]; sums f
     r = dot_pairs(high_nibbles(a), b)
     i = dot_pairs_i16(p, spread_i16(np.int16(1)))
     j = dot_pairs_i16(r, p)
-    store_f32(sums, 0, to_f32(row_sums_i16(p, r, p, r, r, p, p, r, spread_i16(np.int16(-50)))))
+    store_f32(sums, 0, to_f32(sums_of_8_rows(p, r, p, p, spread_i16(np.int16(-50)))))
     store_f32(sums, 8, to_f32(row_sums_i32(i, j, i, i, j, i, j, j)))
     store_f32(sums, 16, to_f32(i))
     store_i8(
@@ -150,16 +150,18 @@ def test_byte_operations() -> None:
     out, sums = np.zeros((14, 32), np.uint8), np.zeros((3, 8), np.float32)
     _bytes(q.reshape(-1), s, out.reshape(-1), sums.reshape(-1))
     a = q[0]
-    flat, columns = q.reshape(-1)[5:21], q.reshape(8, 8, 4).transpose(1, 0, 2).reshape(8, 32)
+    columns = q.reshape(8, 8, 4).transpose(1, 0, 2).reshape(8, 32)
     signed = (s * np.sign(a.view(np.int8))).astype(np.int8)
-    want = [np.concatenate((flat & 15, flat >> 4)), a & 15, a >> 4, a ^ 128, np.abs(s).view(np.uint8)]
+    two = np.concatenate((q.reshape(-1)[5:21], s.view(np.uint8)[5:21]))
+    want = [two, a & 15, a >> 4, a ^ 128, np.abs(s).view(np.uint8)]
     want += [signed.view(np.uint8), np.tile(q.reshape(-1)[7:11], 8), columns[0], columns[5], *columns[:4]]
     p, r = ((v.astype(int) * s).reshape(16, 2).sum(1) for v in (a & 15, a >> 4))
     i, j = p.reshape(8, 2).sum(1), (p * r).reshape(8, 2).sum(1)
     packed = np.array([-128] * 8 + [*range(8)] + [127] * 8 + list(i & 1), np.int8)
     np.testing.assert_array_equal(out, [*want, packed.view(np.uint8)])
-    p, r, i_sum, j_sum = p.sum() - 100, r.sum() - 100, i.sum(), j.sum()
-    np.testing.assert_array_equal(sums[0], [p, r, p, r, r, p, p, r])
+    halves = [v.reshape(2, 8).sum(1) - 100 for v in (p, r, p, p)]
+    i_sum, j_sum = i.sum(), j.sum()
+    np.testing.assert_array_equal(sums[0], np.transpose(halves).reshape(-1))
     np.testing.assert_array_equal(sums[1], [i_sum, j_sum, i_sum, i_sum, j_sum, i_sum, j_sum, j_sum])
     np.testing.assert_array_equal(sums[2], i)
 
