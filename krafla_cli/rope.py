@@ -89,15 +89,14 @@ def llama3_of_divisors(divisors: Float64s, theta: float, dim: int, hints: Sequen
     """The parameters of llama3 scaling that give ``divisors`` (float32 precision); None where there are none.
 
     Only the ratios of low, high and original count, so low is taken as 1. Tried are ``hints``, what a fit of the
-    blended pairs gives, and, where too few are blended, the usual high = 4 with powers of two.
+    blended pairs gives, and the usual high = 4 with what one blended pair, or none, leaves open.
     """
     factor = float(np.max(divisors))
     if not math.isfinite(factor) or factor <= 1:
         return None
     inv = theta ** (-2.0 * np.arange(dim // 2, dtype=np.float64) / dim)
     factor = round(factor, 4) if math.isclose(factor, round(factor, 4), rel_tol=1e-6) else factor
-    usual = [Llama3(factor, 1.0, 4.0, float(1 << n)) for n in range(4, 21)]
-    for candidate in (*hints, *_fitted(divisors, inv, factor), *usual):
+    for candidate in (*hints, *_fitted(divisors, inv, factor)):
         low, high = candidate.low, candidate.high
         if candidate.factor > 1 and 0 < low < high and candidate.original > 0:
             given = inv / _llama3_scaled(inv, candidate)
@@ -107,12 +106,15 @@ def llama3_of_divisors(divisors: Float64s, theta: float, dim: int, hints: Sequen
 
 
 def _fitted(divisors: Float64s, inv: Float64s, factor: float) -> list[Llama3]:
-    """The line through the blend of the pairs between kept and divided ones, as parameters rounded to usual values."""
+    """Parameters to try: the blend of the pairs between kept and divided ones is a line over 1 / wavelength."""
     between = (divisors > 1 + 1e-6) & (divisors < factor * (1 - 1e-6))
-    if between.sum() < 2:
-        return []
+    per_position = inv[between] / (2 * math.pi)
     blend = (1 / divisors[between] - 1 / factor) / (1 - 1 / factor)
-    slope, intercept = np.polyfit(inv[between] / (2 * math.pi), blend, 1)
+    if between.sum() == 0:
+        return [Llama3(factor, 1.0, 4.0, float(1 << n)) for n in range(4, 21)]
+    if between.sum() == 1:
+        return [Llama3(factor, 1.0, 4.0, float(round((3 * blend[0] + 1) / per_position[0])))]
+    slope, intercept = np.polyfit(per_position, blend, 1)
     if intercept >= 0:
         return []
     width = float(-1 / intercept)  # high - low, with low = 1

@@ -72,7 +72,7 @@ def architecture_for(header: Header, path: str) -> Architecture:
     nearest = min(reasons, key=lambda name: len(reasons[name]))
     if reasons[nearest]:
         raise UnsupportedError(
-            f"{path}: GGUF has no architecture for this model; the nearest, {nearest}, has not: "
+            f"{path}: GGUF has no architecture for this model; the nearest is {nearest}, but the model has "
             f"{'; '.join(reasons[nearest])}"
         )
     return ARCHITECTURES[nearest]
@@ -81,29 +81,29 @@ def architecture_for(header: Header, path: str) -> Architecture:
 def _misfits(h: Header, name: str, rules: _Rules) -> Iterator[str]:
     """What ``h`` needs and the architecture has not, or the other way round."""
     if rules.bias is not None and bool(h.qkv_bias) != rules.bias:
-        yield "biases of q, k, v" if h.qkv_bias else "a model without biases"
+        yield "biases of q, k, v" if h.qkv_bias else "no biases of q, k, v"
     if bool(h.qk_norm) != rules.qk_norm:
-        yield "q/k norms" if h.qk_norm else "a model without q/k norms"
+        yield "q/k norms" if h.qk_norm else "no q/k norms"
     if bool(h.post_norms) != rules.post_norms:
-        yield "norms after attention and FFN" if h.post_norms else "a model without norms after attention and FFN"
+        yield "norms after attention and FFN" if h.post_norms else "no norms after attention and FFN"
     if (h.act == ACT_GELU_TANH) != rules.gemma:
-        yield "a GELU" if h.act == ACT_GELU_TANH else "a model without GELU"
+        yield "a GELU" if h.act == ACT_GELU_TANH else "no GELU"
     if not _close(h.embed_scale or 1.0, h.dim**0.5 if rules.gemma else 1.0):
         yield f"a factor of {h.embed_scale or 1.0:g} on embeddings"
     if not _close(h.score_scale, _score_scale(h, rules)):
         yield f"an attention scale of {h.score_scale:g}"
     if bool(h.attn_softcap) != rules.cap_of_scores:
-        yield "a soft cap of scores" if h.attn_softcap else "a model without soft cap of scores"
+        yield "a soft cap of scores" if h.attn_softcap else "no soft cap of scores"
     if h.final_softcap and not rules.gemma:
         yield "a soft cap of logits"
     if rules.cap_of_scores and not h.final_softcap:
-        yield "a model without soft cap of logits"
+        yield "no soft cap of logits"
     if h.rot_dim not in (0, h.head_size) and not rules.partial_rope:
         yield f"RoPE on {h.rot_dim} of {h.head_size} dimensions"
     if h.attn_gate:
         yield "an attention gate"
     if name == "qwen2" and h.q_dim != h.dim:
-        yield f"heads of {h.head_size} (only dim / heads)"
+        yield f"heads of another size ({h.head_size}) than dim / heads"
     if not ARCHITECTURES[name].own_classifier and not h.shared_classifier:
         yield "a classifier of its own"
     yield from _layer_misfits(h, rules)
