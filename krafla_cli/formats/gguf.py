@@ -360,8 +360,10 @@ def _aligned(offset: int, alignment: int) -> int:
 
 def _check_places(reading: _Reading) -> None:
     """The architecture is named, and no two tensors share bytes."""
-    architecture = reading.metadata.get("general.architecture")
-    if architecture is None or not isinstance(architecture.value, str):
+    architecture, part = (reading.metadata.get(key) for key in ("general.architecture", "split.no"))
+    if architecture is None and part is not None and isinstance(part.value, int) and part.value > 0:
+        pass  # only the first part of a split model says what it is
+    elif architecture is None or not isinstance(architecture.value, str):
         what = "is missing" if architecture is None else f"must be a string, is {architecture.type_name}"
         reading.report.fault(FORMAT, "general.architecture", None, f"{what}; without it no tensor has a meaning")
     end, before = 0, ""

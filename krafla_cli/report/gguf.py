@@ -33,7 +33,7 @@ def describe(path: str | os.PathLike[str], _ctx: int | None, with_tensors: bool)
 
 def summary(model: GgufFile) -> dict[str, Any]:
     """The model in a few lines; what its architecture does not state is left out."""
-    architecture = model.require("general.architecture", str)
+    architecture = model.get("general.architecture", str)
     n_weights = sum(t.n_weights for t in model.tensors.values())
     n_bytes = sum(t.n_bytes for t in model.tensors.values())
     found = {

@@ -213,6 +213,9 @@ def test_split_files_are_told(tmp_path: Path) -> None:
     pairs = [ARCHITECTURE, pair("split.count", 2, 3)]
     (warning,) = validate(write(tmp_path, gguf(pairs))).warnings
     assert warning.message == "the model is split over 3 files; this is one of them"
+    later = write(tmp_path, gguf([pair("split.no", 2, 1), pair("split.count", 2, 3)]))
+    assert validate(later).valid  # only the first part names the architecture
+    assert run(["inspect", str(later)]) == 0
 
 
 def test_inspect_and_validate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
