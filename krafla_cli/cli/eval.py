@@ -22,7 +22,7 @@ _DEFAULT_WINDOW = 512
 @click.command("eval")
 @click.argument("models", nargs=-1, required=True, type=FILE_PATH)
 @click.option("-f", "--file", "file", required=True, type=FILE_PATH, help="Text: a file, a pipe, or -.")
-@click.option("--baseline", type=FILE_PATH, help="Compare with this .mlb or Hugging Face folder.")
+@click.option("--baseline", type=FILE_PATH, help="Compare with this .mlb, folder or .gguf.")
 @click.option(
     "--windows",
     "method",
@@ -84,11 +84,13 @@ def command(
 
 
 def _open_baseline(path: Path, n_ctx: int, engine: dict[str, Any], progress: Progress) -> Engine:
-    """A .mlb as the models are opened; a checkpoint on the reference engine, its weights as they are."""
+    """A .mlb as the models are opened; a folder or a GGUF file on the reference engine, its weights as they are."""
+    from krafla_cli.formats.detect import detect
     from krafla_cli.runtime.engine import EngineOptions
     from krafla_cli.runtime.model import open_model
 
-    if not path.is_dir():
+    is_checkpoint = path.is_dir() or (path.is_file() and detect(path).kind == "gguf")
+    if not is_checkpoint:
         return open_model(path, n_ctx=n_ctx, progress=progress, **engine).engine
     from krafla_cli.convert.dense import open_dense
     from krafla_cli.runtime.reference import open_source
