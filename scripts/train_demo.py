@@ -70,7 +70,7 @@ class Recipe:
     vocab_size: int = 1024
     tokenizer_texts: int = 6000
     context: int = 512
-    row_stages: tuple[tuple[int, float], ...] = ((48, 0.25), (128, 0.45), (512, 0.3))
+    row_stages: tuple[tuple[int, float], ...] = ((48, 0.3), (128, 0.3), (512, 0.4))
     batch_tokens: int = 2048
     steps: int = 500
     warmup_steps: int = 20
