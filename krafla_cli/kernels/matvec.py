@@ -36,6 +36,7 @@ from krafla_cli.kernels.threads import next_unit
 
 _LINE = 64
 _PREFETCH_BYTES = 4096  # how far ahead, in whole tiles
+_LONG_ROW_BYTES = 2304
 # A piece of work: large enough that jumps from one to the next do not matter, and several for each thread, so that all
 # end at the same time.
 _PIECE_BYTES = 1 << 16
@@ -75,14 +76,24 @@ def _matvec(a: Operands, me: Operands, row_bytes: int, total_of_rows: Any) -> No
 
 
 @inline
+def _prefetch_lines(tile: Pointer, first: int, n: int, row_bytes: int) -> None:
+    """Lines ``first`` to first + n of the 8 rows of ``tile``: front to back, or long rows side by side as they are read."""
+    if row_bytes < _LONG_ROW_BYTES:
+        for i in range(first, first + n):
+            prefetch(tile, i * _LINE)
+    else:
+        for i in range(first, first + n):
+            prefetch(tile, i % LANES * row_bytes + i // LANES * _LINE)
+
+
+@inline
 def _total_q4_0(a: Operands, row: int, ahead: Pointer, scales: Pointer) -> F32x8:
     rows = row_pointers(a.q, row, a.n_rows, a.n_blocks * 16)
     x = a.x
     second_half = advance(x, 16)
     total = zero_f32()
     for b in range(a.n_blocks):
-        prefetch(ahead, 2 * b * _LINE)
-        prefetch(ahead, (2 * b + 1) * _LINE)
+        _prefetch_lines(ahead, 2 * b, 2, a.n_blocks * 16)
         low = load_two_rows(x, x, 32 * b)
         high = load_two_rows(second_half, second_half, 32 * b)
         sums = _block_sums_q4_0(rows, 16 * b, low, high, spread_i16(a.sx[b]))
@@ -113,10 +124,7 @@ def _total_q8_0(a: Operands, row: int, ahead: Pointer, scales: Pointer) -> F32x8
     rows = row_pointers(a.q, row, a.n_rows, a.n_blocks * 32)
     total = zero_f32()
     for b in range(a.n_blocks):
-        prefetch(ahead, 4 * b * _LINE)
-        prefetch(ahead, (4 * b + 1) * _LINE)
-        prefetch(ahead, (4 * b + 2) * _LINE)
-        prefetch(ahead, (4 * b + 3) * _LINE)
+        _prefetch_lines(ahead, 4 * b, 4, a.n_blocks * 32)
         x = load_i8(a.x, 32 * b)
         sums = _block_sums_q8_0(rows, 32 * b, x, absolute_i8(x))
         total = add_block(total, load_f32(scales, b * LANES), sums, a.dx[b])
