@@ -77,7 +77,7 @@ def _matvec(a: Operands, me: Operands, row_bytes: int, total_of_rows: Any) -> No
 
 @inline
 def _prefetch_lines(tile: Pointer, first: int, n: int, row_bytes: int) -> None:
-    """Lines ``first`` to first + n of the 8 rows of ``tile``: front to back, or long rows side by side as they are read."""
+    """Lines ``first`` to first + n of 8 rows, ``tile``: front to back, or long rows side by side as they are read."""
     if row_bytes < _LONG_ROW_BYTES:
         for i in range(first, first + n):
             prefetch(tile, i * _LINE)

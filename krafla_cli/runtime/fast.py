@@ -49,8 +49,8 @@ class FastEngine(Engine):
         self._buffers = Buffers(h, min(BATCH, options.n_ctx), options.n_ctx)
         self._memory = self._new_memory()
         self._fault = np.zeros(3, np.int64)
-        self._one = _Programs(model, self._buffers, self._memory, one_position=True)
-        self._many = _Programs(model, self._buffers, self._memory, one_position=False)
+        self._one = _Forward(model, self._buffers, self._memory, one_position=True)
+        self._many = _Forward(model, self._buffers, self._memory, one_position=False)
         calls = (*self._one.calls, *self._many.calls)
         prepare(list(dict.fromkeys((RUN, *(c.native for c in calls)))), progress)
         self._one.link()
@@ -76,45 +76,46 @@ class FastEngine(Engine):
     def _forward(self, ids: Ids, logits: LogitsWanted) -> Float32s:
         n_wanted = {"none": 0, "last": 1, "all": len(ids)}[logits]
         out = np.empty((n_wanted, self.header.vocab), np.float32)
+        first_wanted = len(ids) - n_wanted
         for start in range(0, len(ids), self._buffers.n_positions):
             part = ids[start : start + self._buffers.n_positions]
-            self._step(part, self.position + start)
-            first = max(start, len(ids) - n_wanted)
             end = start + len(part)
-            if first < end:
-                self._classify(first - start, out[first - len(ids) + n_wanted : end - len(ids) + n_wanted])
+            self._step(part, self.position + start, out[max(0, start - first_wanted) : max(0, end - first_wanted)])
         return out
 
-    def _step(self, ids: Ids, position: int) -> None:
-        """Runs the layers on ``ids`` at ``position``: the residual is in the buffers then, the cache is filled."""
-        programs = self._one if len(ids) == 1 else self._many
-        self._run(programs.body, programs.inputs, ids, position, len(ids))
+    def _step(self, ids: Ids, position: int, out: Float32s) -> None:
+        """Runs ``ids`` at ``position``, and fills ``out`` [n, vocab] with the logits of the last n of them."""
+        layers = self._one if len(ids) == 1 else self._many
+        if len(out) == len(ids) == 1:
+            layers.aim_classifier(self._buffers.x, out)
+            self._run(layers, 0, len(layers.calls), ids, position, 1)
+            return
+        self._run(layers, 0, layers.n_body, ids, position, len(ids))
+        if len(out):
+            classifier = self._one if len(out) == 1 else self._many
+            classifier.aim_classifier(self._buffers.x[len(ids) - len(out) :], out)
+            self._run(classifier, classifier.n_body, len(classifier.calls), ids, position, len(out))
 
-    def _classify(self, first: int, out: Float32s) -> None:
-        """Logits of the residual's rows from ``first`` on, as many as ``out`` [n, vocab] has."""
-        programs = self._one if len(out) == 1 else self._many
-        programs.aim_classifier(self._buffers.x[first:], out)
-        self._run(programs.classifier, programs.classifier_inputs, np.zeros(1, np.int64), 0, len(out))
-
-    def _run(self, program: Program, inputs: list[Inputs], ids: Ids, position: int, n: int) -> None:
-        """Runs a program on ``n`` positions, with a stop for each observed input. Raises DataError: _check_fault."""
+    def _run(self, forward: _Forward, first: int, last: int, ids: Ids, position: int, n: int) -> None:
+        """Runs operations on ``n`` positions, with a stop for each observed input. Raises DataError: _check_fault."""
         self._fault[0] = 0
         step = STEP.pack(n_tokens=n, position=position, ids=ids, fault=self._fault)
         if self.observer is None:
-            self._team.run(program, step)
+            self._team.run(forward.program, step, first, last)
         else:
-            for first, last in pairwise((0, *(i.end for i in inputs), len(program.calls))):
-                self._team.run(program, step, first, last)
-                for seen in (i for i in inputs if i.end == last):
-                    self.observer(seen.layer, seen.slot, seen.values[:n])
-        self._check_fault(inputs)
+            observed = {i.end: i for i in forward.inputs if first < i.end <= last}
+            for start, end in pairwise(sorted({first, *observed, last})):
+                self._team.run(forward.program, step, start, end)
+                if end in observed:
+                    self.observer(observed[end].layer, observed[end].slot, observed[end].values[:n])
+        self._check_fault(forward.inputs)
 
     def _check_fault(self, inputs: list[Inputs]) -> None:
         """Raises DataError where the last run met an activation that is NaN or infinite."""
         if self._fault[0]:
-            layer, slot = named_place(int(self._fault[0]) - 1)
-            n_channels = next(i.values.shape[1] for i in inputs if i.slot == slot)
-            where = "the classifier's input" if layer is None else f"layer {layer}, {slot}"
+            place = named_place(int(self._fault[0]) - 1)
+            n_channels = next(i.values.shape[1] for i in inputs if (i.layer, i.slot) == place)
+            where = "the classifier's input" if place[0] is None else f"layer {place[0]}, {place[1]}"
             channel = int(self._fault[1]) % n_channels
             raise DataError(f"{where}: channel {channel} of an activation is {'NaN' if self._fault[2] else 'infinite'}")
 
@@ -133,25 +134,24 @@ class FastEngine(Engine):
             state.clear()
 
 
-class _Programs:
-    """The body and the classifier, for one position or for many."""
+class _Forward:
+    """The forward pass for one position or for many: ``n_body`` operations up to the last layer, then the classifier."""
 
     def __init__(self, model: MlbFile, buffers: Buffers, memory: Memory, one_position: bool) -> None:
-        body, classifier = (Builder(model, buffers, one_position) for _ in range(2))
-        body.body(memory)
-        classifier.classifier()
-        self.calls: list[Call] = [*body.calls, *classifier.calls]
-        self.inputs, self.classifier_inputs = body.inputs, classifier.inputs
-        self._n_body = len(body.calls)
+        builder = Builder(model, buffers, one_position)
+        builder.body(memory)
+        self.n_body = len(builder.calls)
+        builder.classifier()
+        self.calls: list[Call] = builder.calls
+        self.inputs = builder.inputs
 
     def link(self) -> None:
-        """Makes the programs, once all their operations are compiled."""
-        self.body = Program(self.calls[: self._n_body])
-        self.classifier = Program(self.calls[self._n_body :])
+        """Makes the program, once all its operations are compiled."""
+        self.program = Program(self.calls)
 
     def aim_classifier(self, x: Float32s, out: Float32s) -> None:
         """Lets the classifier read the residual from ``x`` and write logits to ``out``."""
-        norm, matrix, *caps = (call.operands for call in self.classifier.calls)
+        norm, matrix, *caps = (call.operands for call in self.calls[self.n_body :])
         norm[ops.NORM.index("x")] = address(x)
         matrix[ops.MATRIX.index("y")] = address(out)
         for cap in caps:
