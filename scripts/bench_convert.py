@@ -53,11 +53,11 @@ def convert_once(folder: Path, out: Path, arguments: list[str], threads: int) ->
     """Wall seconds of a whole `mlb convert` process, of its fsync, and its peak memory in bytes."""
     report = out.with_suffix(".seconds")
     code = (
-        "import json, resource, sys, time; from pathlib import Path; from krafla_cli.cli import invoke;"
+        "import json, sys, time; from pathlib import Path; from krafla_cli.cli import invoke;"
         "from krafla_cli.formats.atomic import Output; real = Output.sync; waited = [0.0]\n"
         "def sync(self):\n started = time.perf_counter(); real(self); waited[0] += time.perf_counter() - started\n"
         "Output.sync = sync; code = invoke(sys.argv[2:])\n"
-        "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
+        "peak = next(int(l.split()[1]) * 1024 for l in open('/proc/self/status') if l.startswith('VmHWM'))\n"
         "Path(sys.argv[1]).write_text(json.dumps([waited[0], peak])); sys.exit(code)"
     )
     command = [sys.executable, "-c", code, str(report), "convert", str(folder), "-o", str(out), "--force", "--quiet"]
