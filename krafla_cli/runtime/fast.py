@@ -135,7 +135,7 @@ class FastEngine(Engine):
 
 
 class _Forward:
-    """The forward pass for one position or for many: ``n_body`` operations up to the last layer, then the classifier."""
+    """The forward pass for one position or for many: ``n_body`` operations of the layers, then the classifier."""
 
     def __init__(self, model: MlbFile, buffers: Buffers, memory: Memory, one_position: bool) -> None:
         builder = Builder(model, buffers, one_position)
