@@ -17,6 +17,8 @@ from krafla_cli.errors import DataError, UsageError
 from krafla_cli.runtime.engine import Float32s
 
 _NEED_TEMPERATURE = {"top_k", "top_p", "min_p"}
+_SHORTLISTS = (64, 1024)  # how many of the likeliest ids are tried before all of them
+_BLOCK = 64  # logits that have one maximum, for a quick look where the large ones are
 Float64s = npt.NDArray[np.float64]
 
 
@@ -90,28 +92,30 @@ class Sampler:
     def candidates(self, logits: Float64s) -> tuple[npt.NDArray[np.intp], Float64s]:
         """The ids that may be drawn, the likeliest first (of equals, the lower id), and their relative weights."""
         options = self.options
-        weights = np.exp((logits - logits.max()) / options.temperature)
-        order = self._shortlist(logits, weights)
-        order = order[np.argsort(-logits[order], kind="stable")]
+        distances = (logits - logits.max()) / options.temperature
         if options.top_k:
-            order = order[: options.top_k]
+            order = _largest(logits, options.top_k)
+            weights = np.exp(distances[order])
+            total = weights.sum()
+        else:
+            every = np.exp(distances)
+            total = every.sum()
+            order = self._likeliest(logits, every, total)
+            weights = every[order]
         if options.top_p < 1:
             # A token stays while those before it do not yet reach top_p.
-            total = weights[order].sum() if options.top_k else weights.sum()
-            before = np.cumsum(weights[order]) - weights[order]
-            order = order[: int(np.count_nonzero(before < options.top_p * total))]
-        order = order[weights[order] >= options.min_p]
-        return order, weights[order]
+            kept = np.cumsum(weights) - weights < options.top_p * total
+            order, weights = order[kept], weights[kept]
+        kept = weights >= options.min_p
+        return order[kept], weights[kept]
 
-    def _shortlist(self, logits: Float64s, weights: Float64s) -> npt.NDArray[np.intp]:
-        """The ids that may survive, ascending: sorting a few is much faster than sorting a vocabulary.
-
-        All ids with a weight under (1 - top_p) x total / vocab together weigh less than 1 - top_p, so none is needed.
-        """
-        options = self.options
-        if 0 < options.top_k < len(logits):
-            return np.flatnonzero(logits >= np.partition(logits, -options.top_k)[-options.top_k])
-        return np.flatnonzero(weights >= (1 - options.top_p) * weights.sum() / len(weights))
+    def _likeliest(self, logits: Float64s, weights: Float64s, total: float) -> npt.NDArray[np.intp]:
+        """All ids that may survive, the likeliest first: sorting a few is much faster than sorting a vocabulary."""
+        for n in _SHORTLISTS:
+            order = _largest(logits, n)
+            if weights[order].sum() >= self.options.top_p * total or weights[order[-1]] < self.options.min_p:
+                return order
+        return _largest(logits, len(logits))
 
     def _penalized(self, logits: Float64s, seen: Collection[int]) -> Float64s:
         """Each seen id becomes less likely, once: positive logits are divided by the penalty, others multiplied."""
@@ -132,3 +136,18 @@ def _checked(logits: Float32s) -> Float64s:
     if not np.isfinite(largest):
         raise DataError(f"the model's logits are broken (their largest is {largest}); `mlb validate` checks the file")
     return logits.astype(np.float64)
+
+
+def _largest(values: Float64s, n: int) -> npt.NDArray[np.intp]:
+    """The places of the ``n`` largest values, the largest first (of equals, the first); all where there are fewer."""
+    found = np.flatnonzero(values >= _bound(values, min(n, len(values))))
+    return found[np.argsort(-values[found], kind="stable")][:n]
+
+
+def _bound(values: Float64s, n: int) -> float:
+    """A number that at least ``n`` of the values reach, and not many more: the n-th largest maximum of a block."""
+    n_blocks = len(values) // _BLOCK
+    if n_blocks < n:
+        return float(np.partition(values, -n)[-n])
+    maxima = values[: n_blocks * _BLOCK].reshape(n_blocks, _BLOCK).max(axis=1)
+    return float(np.partition(maxima, -n)[-n])
