@@ -146,12 +146,13 @@ def _document(result: Result, dry_run: bool) -> dict[str, Any]:
 
 def _tensor(result: Result, spec: TensorSpec) -> dict[str, Any]:
     """One tensor: its type, bits per weight, and error (None where it is exact, or nothing was written)."""
+    errors = result.errors.get(spec.name)
     return {
         "name": spec.name,
         "encoding": spec.encoding,
         "shape": list(spec.shape),
         "bits_per_weight": 8 * spec.total_bytes / spec.n_weights,
-        "relative_error": result.errors.get(spec.name),
+        "relative_error": errors.relative if errors else None,
     }
 
 

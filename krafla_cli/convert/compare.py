@@ -8,12 +8,13 @@ from pathlib import Path
 
 from krafla_cli.convert.checkpoint import open_checkpoint
 from krafla_cli.convert.plan import Options
-from krafla_cli.convert.tensors import relative_error
+from krafla_cli.convert.tensors import errors_against_source
 from krafla_cli.errors import ShapeError
 from krafla_cli.formats.mlb import WTYPE_Q8_0, Header
 from krafla_cli.formats.mlb_file import MlbFile
 from krafla_cli.formats.text import printable
 from krafla_cli.progress import SILENT, Progress
+from krafla_cli.quant.blocks import Quantized
 
 # What a conversion chooses; everything else in a header follows from the checkpoint.
 _CHOSEN = ("wtype", "scale_f16", "q8_mask", "max_seq")
@@ -37,7 +38,7 @@ def errors_against(model: MlbFile, folder: str | os.PathLike[str], progress: Pro
     errors = {}
     for tensor in quantized:
         matrix = model.quantized(tensor.spec.name)
-        errors[tensor.spec.name] = relative_error(tensor, source, (matrix.q, matrix.d))
+        errors[tensor.spec.name] = errors_against_source(tensor, source, Quantized(matrix.q, matrix.d)).relative
         source.release(tensor.source)
         progress.advance(tensor.spec.total_bytes)
     progress.finish()

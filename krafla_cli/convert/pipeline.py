@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import deque
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,9 @@ from typing import Any
 from krafla_cli.convert import companions
 from krafla_cli.convert.checkpoint import Checkpoint, open_checkpoint
 from krafla_cli.convert.importance import Importance
-from krafla_cli.convert.plan import Options, Plan, TensorPlan
-from krafla_cli.convert.tensors import Arrays, Quantizer, copied_blocks, encode, relative_error
+from krafla_cli.convert.plan import Options, Plan
+from krafla_cli.convert.stream import InWork, in_work
+from krafla_cli.convert.tensors import Encoding, Quantizer, encoding_of
 from krafla_cli.convert.tokenizer_files import TokenizerFile
 from krafla_cli.errors import FileError, UsageError
 from krafla_cli.formats import mli
@@ -25,20 +24,21 @@ from krafla_cli.formats.mlb import MATRIX_CLASS, Header
 from krafla_cli.formats.mlb_file import MlbWriter
 from krafla_cli.formats.sidecar import Sidecar, files_beside, sidecar_path
 from krafla_cli.formats.text import printable
+from krafla_cli.kernels.cores import physical_cores
 from krafla_cli.progress import SILENT, Progress
+from krafla_cli.quant.errors import Errors
 from krafla_cli.quant.q4_0 import Rule, as_rule
 
 TOOL = "krafla-cli"
-_MAX_PENDING = 2  # tensors that wait to be written: bounds the memory
 
 
 @dataclass(frozen=True)
 class Result:
     """What a conversion wrote, or with ``dry_run`` would write.
 
-    ``errors``: with ``measure``, the relative error of each quantized tensor by name (root of the summed squared error
-    over the summed squares). ``requantized``: of each tensor that was copied block by block, the blocks that could not
-    be (Q8_0 blocks with -128). ``seconds`` counts everything, ``fsync_seconds`` the wait for the disk at the end of it.
+    ``errors``: with ``measure``, those of each quantized tensor by name. ``requantized``: of each tensor that was
+    copied block by block, the blocks that could not be (Q8_0 blocks with -128). ``seconds`` counts everything,
+    ``fsync_seconds`` the wait for the disk at the end of it.
     """
 
     output: Path
@@ -51,7 +51,7 @@ class Result:
     sha256: str | None
     seconds: float
     fsync_seconds: float
-    errors: Mapping[str, float]
+    errors: Mapping[str, Errors]
     requantized: Mapping[str, int]
 
     @property
@@ -132,7 +132,7 @@ class _Job:
     threads: int | None
     measure: bool
     progress: Progress
-    errors: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, Errors] = field(default_factory=dict)
     requantized: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -164,36 +164,30 @@ class _Job:
         self.progress.start("converting", sum(t.spec.total_bytes for t in self.plan.tensors), "B")
         try:
             writer = MlbWriter(output.file, self.plan.header)
-            # One thread writes and hashes a tensor while the quantizer's threads make the next one.
-            with ThreadPoolExecutor(1) as writing:
-                pending: deque[Future[None]] = deque()
-                for tensor in self.plan.tensors:
-                    pending.append(writing.submit(writer.write, tensor.spec.name, *self._encode(tensor)))
-                    self.checkpoint.source.release(tensor.source)
-                    if len(pending) > _MAX_PENDING:
-                        pending.popleft().result()
-                    self.progress.advance(tensor.spec.total_bytes)
-                for write in pending:
-                    write.result()
+            with in_work(self._encodings(), self.threads or physical_cores()) as tensors:
+                for tensor in tensors:
+                    self._write_tensor(writer, tensor)
             return writer.finish()
         except OSError as error:
             raise FileError(f"cannot write {printable(str(self.output))}: {error.strerror}") from error
         finally:
             self.progress.finish()
 
-    def _encode(self, tensor: TensorPlan) -> Arrays:
-        """The arrays of one tensor; with ``measure``, its error is remembered."""
-        source, scale_f16 = self.checkpoint.source, bool(self.plan.header.scale_f16)
-        if tensor.copied:
-            arrays, n_anew = copied_blocks(tensor, source, scale_f16)
-            if n_anew:
-                self.requantized[tensor.spec.name] = n_anew
-        else:
+    def _encodings(self) -> Iterator[Encoding]:
+        quantizer = Quantizer(bool(self.plan.header.scale_f16), self.rule, self.measure)
+        for tensor in self.plan.tensors:
             importance = self.importance.of(tensor.spec) if self.importance else None
-            arrays = encode(tensor, source, Quantizer(scale_f16, self.rule, self.threads), importance)
-        if self.measure and tensor.spec.is_quantized:
-            self.errors[tensor.spec.name] = relative_error(tensor, source, arrays)
-        return arrays
+            yield encoding_of(tensor, self.checkpoint.source, quantizer, importance)
+
+    def _write_tensor(self, writer: MlbWriter, tensor: InWork) -> None:
+        encoding, spec = tensor.encoding, tensor.encoding.plan.spec
+        writer.write(spec.name, *encoding.arrays, complete_rows=tensor.complete_rows())
+        self.checkpoint.source.release(encoding.plan.source)
+        if encoding.n_anew:
+            self.requantized[spec.name] = encoding.n_anew
+        if self.measure and spec.is_quantized:
+            self.errors[spec.name] = tensor.errors
+        self.progress.advance(spec.total_bytes)
 
     def _write_sidecar(self, stack: contextlib.ExitStack, sha256: str) -> Output:
         found = self.checkpoint.companions

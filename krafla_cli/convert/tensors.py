@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,58 +16,139 @@ from krafla_cli.formats.mlb import TensorSpec
 from krafla_cli.formats.text import printable
 from krafla_cli.quant import ggml_blocks
 from krafla_cli.quant.blocks import Quantized, WeightError, widen
-from krafla_cli.quant.matrix import dequantize, quantize
+from krafla_cli.quant.errors import Errors, errors_of
+from krafla_cli.quant.matrix import empty, quantize_into
 from krafla_cli.quant.q4_0 import Rule
 
 Float32s = npt.NDArray[np.float32]
 Arrays: TypeAlias = tuple[npt.NDArray[Any], ...]
-_CHUNK_WEIGHTS = 1 << 18  # of the error's sums: fits the cache
+_WEIGHTS_PER_PART = 1 << 19
+_ROWS_PER_TILE = 8  # of the quantizers: only the last part may have a broken tile
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A tensor of a checkpoint, ``array`` [source rows, cols] or [n], read in the shape and row order of the .mlb."""
+
+    plan: TensorPlan
+    array: npt.NDArray[Any]
+
+    def rows(self, first: int, end: int) -> npt.NDArray[Any]:
+        """Rows ``first`` to ``end`` of the .mlb: float32, float16, or uint16 holding the bits of bfloat16.
+
+        Copied only where they are reordered, padded or increased.
+        """
+        order = self.plan.rows
+        part = self.array[first:end] if order is None else self.array[order[first:end]]
+        if self.plan.plus_one:
+            part = widen(part) + np.float32(1)
+        return _padded(part, (end - first, *self.plan.spec.shape[1:]))
+
+
+def open_weights(plan: TensorPlan, source: Source) -> Weights:
+    """The tensor, mapped where the source can be; nothing is read yet."""
+    array = source.array(plan.source)
+    is_matrix = len(plan.spec.shape) == 2
+    return Weights(plan, array.reshape(plan.source_rows, -1) if is_matrix else array.reshape(-1))
 
 
 def load(plan: TensorPlan, source: Source) -> npt.NDArray[Any]:
-    """The tensor in the shape and row order of the .mlb: float32, float16, or uint16 holding the bits of bfloat16."""
-    array = source.array(plan.source)
-    array = array.reshape(plan.source_rows, -1) if len(plan.spec.shape) == 2 else array.reshape(-1)
-    if plan.rows is not None:
-        array = array[plan.rows]
-    if plan.plus_one:
-        array = widen(array) + np.float32(1)
-    return _padded(array, plan.spec)
+    """The whole tensor in the shape and row order of the .mlb, of the types of :meth:`Weights.rows`."""
+    return open_weights(plan, source).rows(0, plan.spec.shape[0])
 
 
-def _padded(array: npt.NDArray[Any], spec: TensorSpec) -> npt.NDArray[Any]:
-    """``array`` with zero rows and columns up to the spec's shape; zero bits are zero in every type."""
-    if array.shape == spec.shape:
+def _padded(array: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """``array`` with zero rows and columns up to ``shape``; zero bits are zero in every type."""
+    if array.shape == shape:
         return array
-    padded = np.zeros(spec.shape, array.dtype)
+    padded = np.zeros(shape, array.dtype)
     padded[tuple(slice(n) for n in array.shape)] = array
     return padded
 
 
 @dataclass(frozen=True)
 class Quantizer:
-    """How matrices are quantized: type of the scales, rule of Q4_0 blocks, threads (None: the physical cores)."""
+    """How matrices are quantized: type of the scales, rule of Q4_0 blocks; and whether their error is found."""
 
     scale_f16: bool
     rule: Rule
-    threads: int | None = None
+    measure: bool = False
 
 
-def encode(plan: TensorPlan, source: Source, quantizer: Quantizer, importance: Float32s | None = None) -> Arrays:
-    """The arrays to write for the tensor: one of float32, or quants and scales.
+@dataclass(frozen=True)
+class Encoding:
+    """A tensor on its way into the file.
 
-    Raises DataError naming the checkpoint's tensor, row and column: a NaN, an infinity, a scale beyond f16.
+    ``run(part)`` for each of ``parts``, ranges of rows in order, fills these rows of ``arrays`` (one of float32, or
+    quants and scales) and returns their errors if they are measured. Parts may run in any order and at the same time.
+    It raises DataError naming the checkpoint's tensor, row and column: a NaN, an infinity, a scale beyond f16.
+    ``n_anew``: Q8_0 blocks with -128 of the source, which had to be quantized again.
     """
-    array = load(plan, source)
+
+    plan: TensorPlan
+    arrays: Arrays
+    parts: list[range]
+    run: Callable[[range], Errors]
+    n_anew: int = 0
+
+
+def encoding_of(plan: TensorPlan, source: Source, quantizer: Quantizer, importance: Float32s | None = None) -> Encoding:
+    """How ``plan`` is carried out; blocks of the source that are kept are copied here. Raises DataError."""
     if not plan.spec.is_quantized:
-        values = np.ascontiguousarray(widen(array))
-        _check_finite(values, plan, source)
-        return (values,)
-    try:
-        result = quantize(array, plan.spec.encoding, quantizer.scale_f16, quantizer.rule, importance, quantizer.threads)
-    except WeightError as error:
-        raise _data_error(error, plan, source) from error
-    return result.q, result.d
+        return _plain(open_weights(plan, source), source)
+    if plan.copied:
+        return _copied(plan, source, quantizer, importance)
+    weights = open_weights(plan, source)
+    encoding = plan.spec.encoding
+    matrix = empty(encoding, plan.spec.shape, quantizer.scale_f16)
+
+    def run(part: range) -> Errors:
+        w, rows = weights.rows(part.start, part.stop), _rows_of(matrix, part)
+        try:
+            quantize_into(rows, w, encoding, quantizer.rule, importance)
+        except WeightError as error:
+            raise _data_error(error, plan, source, part.start) from error
+        return errors_of(w, rows, encoding, importance) if quantizer.measure else Errors()
+
+    return Encoding(plan, (matrix.q, matrix.d), _parts(plan.spec), run)
+
+
+def _copied(plan: TensorPlan, source: Source, quantizer: Quantizer, importance: Float32s | None) -> Encoding:
+    """A matrix whose blocks are kept; its parts only measure."""
+    arrays, n_anew = copied_blocks(plan, source, quantizer.scale_f16)
+    if not quantizer.measure:
+        return Encoding(plan, arrays, [], lambda _: Errors(), n_anew)
+    weights, matrix = open_weights(plan, source), Quantized(*arrays)
+
+    def run(part: range) -> Errors:
+        w = weights.rows(part.start, part.stop)
+        return errors_of(w, _rows_of(matrix, part), plan.spec.encoding, importance)
+
+    return Encoding(plan, arrays, _parts(plan.spec), run, n_anew)
+
+
+def _plain(weights: Weights, source: Source) -> Encoding:
+    """A tensor that stays float32."""
+    spec = weights.plan.spec
+    values = np.empty(spec.shape, np.float32)
+
+    def run(part: range) -> Errors:
+        values[:] = widen(weights.rows(part.start, part.stop))
+        _check_finite(values, weights.plan, source)
+        return Errors()
+
+    return Encoding(weights.plan, (values,), [range(spec.shape[0])], run)
+
+
+def _parts(spec: TensorSpec) -> list[range]:
+    """The rows in parts of about half a million weights."""
+    tiles = max(1, _WEIGHTS_PER_PART // (spec.shape[1] * _ROWS_PER_TILE))
+    step = tiles * _ROWS_PER_TILE
+    return [range(first, min(first + step, spec.shape[0])) for first in range(0, spec.shape[0], step)]
+
+
+def _rows_of(matrix: Quantized, part: range) -> Quantized:
+    return Quantized(matrix.q[part.start : part.stop], matrix.d[part.start : part.stop])
 
 
 def copied_blocks(plan: TensorPlan, source: Source, scale_f16: bool) -> tuple[Arrays, int]:
@@ -91,8 +173,8 @@ def copied_blocks(plan: TensorPlan, source: Source, scale_f16: bool) -> tuple[Ar
     return (np.ascontiguousarray(stored.q), np.ascontiguousarray(d)), n_anew
 
 
-def _data_error(error: WeightError, plan: TensorPlan, source: Source) -> DataError:
-    row = _source_row(plan, error.row)
+def _data_error(error: WeightError, plan: TensorPlan, source: Source, first_row: int = 0) -> DataError:
+    row = _source_row(plan, first_row + error.row)
     return DataError(f"{source.title}: {printable(plan.source)}: row {row}, column {error.column}: {error.reason}")
 
 
@@ -108,16 +190,9 @@ def _source_row(plan: TensorPlan, row: int) -> int:
     return row if plan.rows is None else int(plan.rows[row])
 
 
-def relative_error(plan: TensorPlan, source: Source, arrays: Arrays) -> float:
-    """Root of the summed squared error of a quantized tensor over the summed squares of its weights."""
-    q, d = arrays
-    w = load(plan, source)
-    error = total = 0.0
-    step = max(1, _CHUNK_WEIGHTS // w.shape[1])
-    for start in range(0, len(w), step):
-        rows = slice(start, start + step)
-        exact = widen(w[rows])
-        difference = exact - dequantize(q[rows], d[rows], plan.spec.encoding, *exact.shape)
-        error += float(np.vdot(difference, difference))
-        total += float(np.vdot(exact, exact))
-    return float((error / total) ** 0.5) if total else 0.0
+def errors_against_source(plan: TensorPlan, source: Source, matrix: Quantized) -> Errors:
+    """The errors of a quantized tensor, taken from a file, against the checkpoint's weights."""
+    weights, total = open_weights(plan, source), Errors()
+    for part in _parts(plan.spec):
+        total += errors_of(weights.rows(part.start, part.stop), _rows_of(matrix, part), plan.spec.encoding)
+    return total

@@ -40,12 +40,12 @@ def folder_tokenizer(folder: Path, vocab: int, progress: Progress) -> TokenizerF
 
     Raises FormatError (broken file), ShapeError (ids beyond the vocabulary that are not added tokens).
     """
-    from krafla_cli.tokenizer.source import read_source
-
     path = file_in(folder, TOKENIZER_JSON)
     if not path.exists():
         progress.warn(f"{printable(str(folder))}: no {TOKENIZER_JSON}: the model is written without a tokenizer")
         return None
+    from krafla_cli.tokenizer.source import read_source
+
     return _converted(read_source(path), _read(path), vocab, progress)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import BinaryIO, TypeAlias, TypeVar
@@ -284,8 +284,12 @@ class MlbWriter:
         if header.layer_flags:
             self.write("layer_flags", header.flags)
 
-    def write(self, name: str, *arrays: Buffer) -> None:
-        """Appends tensor ``name``: one array (F32), or quants and scales, C-contiguous."""
+    def write(self, name: str, *arrays: Buffer, complete_rows: Iterable[int] = ()) -> None:
+        """Appends tensor ``name``: one array (F32), or quants and scales, C-contiguous.
+
+        ``complete_rows``: where the arrays are still being filled, the numbers of rows that are complete, ascending and
+        each as soon as it is true; the first array's rows are written meanwhile, all else at the end of it.
+        """
         spec = self._next
         if spec is None or spec.name != name:
             raise ValueError(f"{name} written where {spec.name if spec else 'the end'} belongs")
@@ -293,7 +297,14 @@ class MlbWriter:
         given = tuple(byte_view(a).nbytes for a in arrays)
         if given != sizes:
             raise ValueError(f"{name}: {given} bytes, the header implies {sizes}")
-        for array in arrays:
+        first, *others = arrays
+        self._out.pad()
+        n_written = 0
+        for n_rows in complete_rows:
+            self._out.write(first[n_written:n_rows])
+            n_written = n_rows
+        self._out.write(first[n_written:])
+        for array in others:
             self._out.pad()
             self._out.write(array)
         self._next = next(self._specs, None)

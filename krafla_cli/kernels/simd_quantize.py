@@ -12,6 +12,7 @@ from krafla_cli.kernels.simd import Typed, _cast
 from krafla_cli.kernels.simd_lowering import folded
 from krafla_cli.kernels.simd_types import IR_ELEMENTS, Vec, constant, element_pointer, extern, f32x8, i32x8, mask8
 
+_i8x8 = Vec("i8", 8)
 _i16x8 = Vec("i16", 8)
 _f64x8 = ir.VectorType(ir.DoubleType(), 8)
 
@@ -28,6 +29,25 @@ def load_bf16(typingctx: Any, p: Any, i: Any) -> Typed:
         return builder.bitcast(word, f32x8.ir)
 
     return f32x8(p, types.intp), build
+
+
+def _load_8_bytes(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+    source = element_pointer(context, builder, sig.args[0], *args)
+    value = builder.load(builder.bitcast(source, _i8x8.ir.as_pointer()))
+    value.align = 1
+    return value
+
+
+@intrinsic
+def load_bytes(typingctx: Any, p: Any, i: Any) -> Typed:
+    """8 bytes, 0 to 255, as int32."""
+    return i32x8(p, types.intp), lambda c, b, sig, args: b.zext(_load_8_bytes(c, b, sig, args), i32x8.ir)
+
+
+@intrinsic
+def load_i8_f32(typingctx: Any, p: Any, i: Any) -> Typed:
+    """8 int8 as float32."""
+    return f32x8(p, types.intp), lambda c, b, sig, args: b.sitofp(_load_8_bytes(c, b, sig, args), f32x8.ir)
 
 
 @intrinsic
@@ -114,6 +134,45 @@ def add_squares_f64(typingctx: Any, p: Any, i: Any, x: Any) -> Typed:
         return context.get_dummy_value()
 
     return types.void(p, types.intp, f32x8), build
+
+
+def _squares(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    wide = builder.fpext(x, _f64x8)
+    return builder.fmul(wide, wide)
+
+
+def _add_four(context: Any, builder: ir.IRBuilder, sig: Any, args: Any, terms: list[ir.Value]) -> ir.Value:
+    """Adds (0+1)+(2+3) of four vectors to the 8 float64 in memory."""
+    place = _f64_at(context, builder, sig, args)
+    before = builder.load(place)
+    before.align = 1
+    pairs = builder.fadd(builder.fadd(terms[0], terms[1]), builder.fadd(terms[2], terms[3]))
+    builder.store(builder.fadd(before, pairs), place).align = 1
+    return context.get_dummy_value()
+
+
+@intrinsic
+def add_block_squares_f64(typingctx: Any, p: Any, i: Any, a: Any, b: Any, c: Any, d: Any) -> Typed:
+    """Adds the squares of four vectors, as float64, to the 8 float64 at ``p[i]``."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return _add_four(context, builder, sig, args, [_squares(builder, x) for x in args[2:]])
+
+    return types.void(p, types.intp, *[f32x8] * 4), build
+
+
+@intrinsic
+def add_weighted_squares_f64(
+    typingctx: Any, p: Any, i: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any
+) -> Typed:
+    """The same for a², b², c², d², times e, f, g, h."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        pairs = zip(args[2:6], args[6:], strict=True)
+        terms = [builder.fmul(_squares(builder, x), builder.fpext(w, _f64x8)) for x, w in pairs]
+        return _add_four(context, builder, sig, args, terms)
+
+    return types.void(p, types.intp, *[f32x8] * 8), build
 
 
 @intrinsic

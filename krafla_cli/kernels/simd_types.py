@@ -167,6 +167,7 @@ for _op in _COMPARISONS:
 # Pointers and structs
 
 _POINTEES = {
+    "f64": types.float64,
     "f32": types.float32,
     "f16": types.uint16,
     "i8": types.int8,

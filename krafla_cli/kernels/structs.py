@@ -1,7 +1,7 @@
 """What compiled functions are given: structs of pointers and numbers, laid out once and shared by Python and kernels.
 
-Every field takes 8 bytes. A field's type is a code: "i64"; "f64"; or a pointer to elements "f32*", "f16*", "i8*",
-"u8*", "i16*", "i32*", "i64*". In a kernel a struct is an argument ``a`` whose fields are read as ``a.name``.
+Every field takes 8 bytes. A field's type is a code: "i64"; "f64"; or a pointer to elements "f64*", "f32*", "f16*",
+"i8*", "u8*", "i16*", "i32*", "i64*". In a kernel a struct is an argument ``a`` whose fields are read as ``a.name``.
 """
 
 from __future__ import annotations

@@ -39,32 +39,40 @@ def channel_importance(mean_square: npt.NDArray[np.float64]) -> Float32 | None:
     return np.maximum(mean_square / mean, IMPORTANCE_FLOOR).astype(np.float32)
 
 
-def quantize(
-    w: Weights, scale_f16: bool, rule: Rule = "fit", importance: Float32 | None = None, n_threads: int | None = None
-) -> Quantized:
-    """Quantizes the matrix ``w`` [rows, cols]. ``importance`` float32 [cols], of the input channels, is for "fit" and
-    "best".
+def quantize(w: Weights, scale_f16: bool, rule: Rule = "fit", importance: Float32 | None = None) -> Quantized:
+    """Quantizes the matrix ``w`` [rows, cols]; see :func:`quantize_into`."""
+    result = empty(w.shape, scale_f16)
+    quantize_into(result, w, rule, importance)
+    return result
 
-    "fit" keeps the best of 13 least-squares fits per block; "best" is the exact minimum of the same weighted error;
-    "round" is the largest element / -8, as Q4_0-trained checkpoints expect. ``n_threads``: None for the physical cores.
 
-    Raises :class:`~krafla_cli.quant.blocks.WeightError` for a NaN, an infinity, or a scale
-    above 65504 in f16; ShapeError and DataError for an importance of another length or not >= 0.
+def empty(shape: tuple[int, ...], scale_f16: bool) -> Quantized:
+    """A matrix [rows, cols] that is still to be filled."""
+    rows, cols = shape
+    return Quantized(np.empty((rows, cols // 2), np.uint8), np.empty((rows, n_blocks(cols)), scale_type(scale_f16)))
+
+
+def quantize_into(result: Quantized, w: Weights, rule: Rule = "fit", importance: Float32 | None = None) -> None:
+    """Quantizes ``w`` [rows, cols] into ``result`` (C order).
+
+    ``importance`` float32 [cols], of the input channels, is for "fit" and "best". "fit" keeps the best of 13
+    least-squares fits per block; "best" is the exact minimum of the same weighted error; "round" is the largest element
+    / -8, as Q4_0-trained checkpoints expect.
+
+    Raises :class:`~krafla_cli.quant.blocks.WeightError` for a NaN, an infinity, or a scale above 65504 in f16;
+    ShapeError and DataError for an importance of another length or not >= 0.
     """
     from krafla_cli.kernels.quantize_rows import Q4_0_BEST, Q4_0_FIT, Q4_0_ROUND, quantize_rows
 
     if rule == "round" and importance is not None:
         raise ValueError("the rule 'round' takes no importance")
-    rows, cols = w.shape
-    q = np.empty((rows, cols // 2), np.uint8)
-    d = np.empty((rows, n_blocks(cols)), scale_type(scale_f16))
     kernel = {"fit": Q4_0_FIT, "round": Q4_0_ROUND, "best": Q4_0_BEST}[rule]
-    channels = None if importance is None else _checked_importance(importance, cols)
-    check_blocks(w, quantize_rows(kernel, checked(w), q, d, channels, n_threads))
-    return Quantized(q, d)
+    channels = None if importance is None else checked_importance(importance, w.shape[1])
+    check_blocks(w, quantize_rows(kernel, checked(w), result.q, result.d, channels))
 
 
-def _checked_importance(importance: Float32, cols: int) -> Float32:
+def checked_importance(importance: Float32, cols: int) -> Float32:
+    """``importance`` as kernels take it. Raises ShapeError, DataError: another length, not finite, negative."""
     if importance.shape != (cols,):
         raise ShapeError(f"{importance.size} importances for rows of {cols} weights")
     if not (np.isfinite(importance).all() and (importance >= 0).all()):

@@ -10,20 +10,27 @@ import numpy.typing as npt
 from krafla_cli.quant.blocks import BLOCK, Float32, Quantized, Weights, check_blocks, checked, n_blocks, scale_type
 
 
-def quantize(w: Weights, scale_f16: bool, n_threads: int | None = None) -> Quantized:
-    """Quantizes the matrix ``w`` [rows, cols]; with ``scale_f16`` the quants are taken against the rounded scale.
+def quantize(w: Weights, scale_f16: bool) -> Quantized:
+    """Quantizes the matrix ``w`` [rows, cols]; see :func:`quantize_into`."""
+    result = empty(w.shape, scale_f16)
+    quantize_into(result, w)
+    return result
 
-    ``n_threads``: None for the physical cores.
+
+def empty(shape: tuple[int, ...], scale_f16: bool) -> Quantized:
+    """A matrix [rows, cols] that is still to be filled."""
+    rows, cols = shape
+    return Quantized(np.empty((rows, cols), np.int8), np.empty((rows, n_blocks(cols)), scale_type(scale_f16)))
+
+
+def quantize_into(result: Quantized, w: Weights) -> None:
+    """Quantizes ``w`` [rows, cols] into ``result`` (C order); with f16 scales the quants are taken against these.
 
     Raises :class:`~krafla_cli.quant.blocks.WeightError` for a NaN, an infinity, or a scale above 65504 in f16.
     """
     from krafla_cli.kernels.quantize_rows import Q8_0, quantize_rows
 
-    rows, cols = w.shape
-    q = np.empty((rows, cols), np.int8)
-    d = np.empty((rows, n_blocks(cols)), scale_type(scale_f16))
-    check_blocks(w, quantize_rows(Q8_0, checked(w), q, d, n_threads=n_threads))
-    return Quantized(q, d)
+    check_blocks(w, quantize_rows(Q8_0, checked(w), result.q, result.d))
 
 
 def quantize_activations(x: Float32) -> Quantized:
@@ -33,7 +40,7 @@ def quantize_activations(x: Float32) -> Quantized:
     leading axes flattened).
     """
     cols = x.shape[-1]
-    result = quantize(x.reshape(-1, cols), scale_f16=False, n_threads=1)
+    result = quantize(x.reshape(-1, cols), scale_f16=False)
     return Quantized(result.q.reshape(x.shape), result.d.reshape(*x.shape[:-1], cols // BLOCK))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from krafla_cli.cli import invoke as run
 from krafla_cli.convert.pipeline import Options, convert
-from krafla_cli.errors import FileError, ShapeError, UsageError
+from krafla_cli.errors import DataError, FileError, ShapeError, UsageError
 from krafla_cli.formats.mlb_file import open_mlb
 from krafla_cli.formats.sidecar import file_sha256, read_sidecar
 from krafla_cli.formats.validate import validate
@@ -240,3 +240,24 @@ def test_the_demo_checkpoint(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["demo", "out.json", "out.mlb", "out.mlt"]
     assert all(validate(p).valid for p in (tmp_path / "out.mlb", tmp_path / "out.mlt"))
     assert result.plan.family.name == "qwen3"
+
+
+def test_any_number_of_threads_and_parts_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path / "m", CONFIG | {"intermediate_size": 172})
+    whole = convert(folder, tmp_path / "a.mlb", threads=1, measure=True)
+    monkeypatch.setattr("krafla_cli.convert.tensors._WEIGHTS_PER_PART", 1024)  # 16 rows of 64
+    monkeypatch.setattr("krafla_cli.convert.stream._WEIGHTS_AHEAD", 5000)
+    parts = convert(folder, tmp_path / "b.mlb", threads=3, measure=True)
+    assert (tmp_path / "a.mlb").read_bytes() == (tmp_path / "b.mlb").read_bytes()
+    for name, errors in whole.errors.items():
+        assert parts.errors[name].relative == pytest.approx(errors.relative, rel=1e-12)
+
+
+def test_a_fault_is_named_by_its_row_in_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("krafla_cli.convert.tensors._WEIGHTS_PER_PART", 1024)
+    weights = tensors()
+    name = "model.layers.1.self_attn.q_proj.weight"
+    weights[name][37, 5] = np.inf
+    with pytest.raises(DataError, match=rf"{name}: row 37, column 5: \+inf is not finite"):
+        convert(write(tmp_path / "m", weights=weights), tmp_path / "x.mlb")
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]

@@ -98,16 +98,6 @@ def test_many_blocks_whose_candidates_are_nearly_equal(with_importance):
 
 
 @pytest.mark.parametrize(("encoding", "rule"), KINDS)
-@pytest.mark.parametrize("n_threads", [2, 5])
-def test_any_number_of_threads_gives_the_same_bytes(encoding, rule, n_threads):
-    w = np.random.default_rng(1).standard_normal((40, 32768)).astype(np.float32)  # 20 pieces
-    one = quantize(w, encoding, True, rule, n_threads=1)
-    many = quantize(w, encoding, True, rule, n_threads=n_threads)
-    np.testing.assert_array_equal(many.q, one.q)
-    np.testing.assert_array_equal(many.d, one.d)
-
-
-@pytest.mark.parametrize(("encoding", "rule"), KINDS)
 @pytest.mark.parametrize("n_rows", [1, 7, 8, 9, 17])
 def test_any_number_of_rows(encoding, rule, n_rows):
     assert_bit_equal(_scaled_normals(4, 0).repeat(9, axis=0)[:n_rows], encoding, True, rule)
