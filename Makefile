@@ -44,8 +44,10 @@ docs: $(VENV)/.installed-dev
 	$(PYTHON) scripts/docs.py
 
 # Side by side with llama.cpp where $$MLB_BENCH_LLAMA names a Python that has llama-cpp-python.
+# The model of `make real` is timed as well where that was run.
 bench: $(VENV)/.installed-dev
-	$(PYTHON) scripts/bench.py
+	$(PYTHON) scripts/bench.py --models "$(wildcard real-out/q4-fit.mlb)"
+	$(PYTHON) scripts/bench_convert.py
 
 clean:
 	rm -rf demo-out real-out bench-out build dist *.egg-info

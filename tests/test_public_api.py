@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,8 @@ from krafla_cli.runtime.sampling import Sampler, SamplingOptions
 from krafla_cli.tokenizer.stream import decode
 from tests.helpers.models import TINY, random_model
 from tests.helpers.runnable import write_runnable
+
+DATA = Path(__file__).parent / "data"
 
 
 def test_importing_costs_nothing() -> None:
@@ -60,3 +64,32 @@ def test_generate(tmp_path: Path) -> None:
 def test_unknown_names() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = krafla_cli.nothing
+
+
+@pytest.fixture(scope="module")
+def demo_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the examples use: the demo checkpoint, its conversion, the demo embedder."""
+    folder = tmp_path_factory.mktemp("examples")
+    (folder / "demo").symlink_to(DATA / "demo", target_is_directory=True)
+    for command in (["convert", "demo", "-o", "demo.mlb"], ["pack-embed", str(DATA / "student"), "-o", "student.bin"]):
+        subprocess.run([sys.executable, "-m", "krafla_cli", *command, "--quiet"], cwd=folder, check=True)
+    return folder
+
+
+@pytest.mark.parametrize("name", krafla_cli.__all__)
+def test_docstrings_show_what_happens(
+    name: str, demo_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = getattr(krafla_cli, name)
+    monkeypatch.chdir(demo_files)
+    if name == "convert":
+        from krafla_cli.convert.pipeline import convert as function
+
+        (tmp_path / "demo").symlink_to(DATA / "demo", target_is_directory=True)
+        monkeypatch.chdir(tmp_path)
+    finder = doctest.DocTestFinder(recurse=False)
+    (found,) = finder.find(function, name, inspect.getmodule(function), globs={"krafla_cli": krafla_cli})
+    assert found.examples
+    shown: list[str] = []
+    doctest.DocTestRunner().run(found, out=shown.append)
+    assert not shown, "".join(shown)

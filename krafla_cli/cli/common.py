@@ -74,6 +74,11 @@ def engine_options(default_ctx: str) -> Callable[[F], F]:
     def decorated(command: F) -> F:
         for decorate in (
             click.option("--tokenizer", type=FilePath(), help="A .mlt or tokenizer.json [default: beside the model]."),
+            click.option(
+                "--dtype",
+                type=click.Choice(["f32", "f16", "bf16"]),
+                help="Weights of the reference engine [default: f32; on another device than the CPU bf16 or f16].",
+            ),
             click.option("--device", default="cpu", show_default=True, help="Torch device of the reference engine."),
             threads_option(),
             click.option("--kv", type=click.Choice(["f16", "f32"]), help="Cache type [default: f16; reference: f32]."),

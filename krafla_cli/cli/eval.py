@@ -96,7 +96,7 @@ def _open_baseline(path: Path, n_ctx: int, engine: dict[str, Any], progress: Pro
     from krafla_cli.runtime.reference import open_source
     from krafla_cli.runtime.weights import DenseWeights
 
-    options = EngineOptions(n_ctx, "f32", "f32", engine["threads"], engine["device"])
+    options = EngineOptions(n_ctx, "f32", "f32", engine["threads"], engine["device"], engine["dtype"])
     return open_source(DenseWeights(*open_dense(path)), options, progress)
 
 

@@ -110,6 +110,7 @@ class _Command:
     kv: str | None
     threads: int | None
     device: str
+    dtype: str | None
     tokenizer: str | None
     force: bool
     as_json: bool
@@ -189,6 +190,7 @@ class _Command:
             default_ctx=default_ctx,
             activations=self.activations,
             kv=self.kv,
+            dtype=self.dtype,
             threads=self.threads,
             tokenizer=self.tokenizer,
             template=self.template,

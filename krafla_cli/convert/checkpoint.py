@@ -24,7 +24,7 @@ from krafla_cli.formats.gguf import GgufFile, open_gguf
 from krafla_cli.formats.gguf_names import ROPE_FREQS, Architecture
 from krafla_cli.formats.mllm import open_mllm
 from krafla_cli.formats.text import printable
-from krafla_cli.parts import CheckpointLayout
+from krafla_cli.parts import gguf_layout
 from krafla_cli.progress import Progress
 
 _TAKES = "convert takes a Hugging Face folder, a .gguf, or a .mllm with --config"
@@ -134,22 +134,21 @@ def _open_gguf(path: Path) -> Checkpoint:
         name=path.stem,
         inputs=(path,),
         config=config.with_defaults(family.defaults),
-        family=_as_gguf_has_it(family, architecture),
+        family=_as_gguf_has_it(family, architecture, model),
         source=TypedSource(model),
         companions=_companions_of(model),
         tokenizer=lambda vocab, progress: gguf_tokenizer(model, vocab, progress),
     )
 
 
-def _as_gguf_has_it(family: Family, architecture: Architecture) -> Family:
-    """The family with GGUF's names and row order; norms are stored there as they multiply."""
-    parts = {
-        role: dataclasses.replace(part, name=architecture.tensors[role], plus_one=False)
-        for role, part in family.parts.items()
-    }
-    left_out = (*family.left_out, f"^{re.escape(ROPE_FREQS)}$")
-    layout = CheckpointLayout(parts, architecture.interleaved)
-    return dataclasses.replace(family, layout=layout, left_out=left_out)
+def _as_gguf_has_it(family: Family, architecture: Architecture, model: GgufFile) -> Family:
+    """The family with GGUF's names, row orders and norms. Layers for multi-token prediction come after the others."""
+    left_out = [*family.left_out, f"^{re.escape(ROPE_FREQS)}$"]
+    n_extra = model.get(f"{architecture.name}.nextn_predict_layers", int) or 0
+    if n_extra:
+        n_layers = model.require(f"{architecture.name}.block_count", int)
+        left_out += [rf"^blk\.{i}\." for i in range(max(n_layers - n_extra, 0), n_layers)]
+    return dataclasses.replace(family, layout=gguf_layout(architecture, family.layout), left_out=tuple(left_out))
 
 
 def _companions_of(model: GgufFile) -> Companions:

@@ -214,6 +214,7 @@ def _extra(name: str) -> Callable[[_Values, Raw], Raw]:
         "llama": _llama,
         "qwen2": _no_window,
         "qwen3": _no_window,
+        "qwen35": _qwen35,
         "gemma2": _gemma2,
         "gemma3": _gemma3,
         "smollm3": _smollm3,
@@ -234,6 +235,27 @@ def _no_window(values: _Values, _raw: Raw) -> Raw:
     if window and window < values.integer("context_length"):
         raise values.unsupported(f"attention.sliding_window {window} has no meaning for {values.prefix}")
     return {}
+
+
+def _qwen35(values: _Values, raw: Raw) -> Raw:
+    """The sizes of linear attention, by the names of state-space models; layers that predict more tokens come last."""
+    interval = values.optional_integer("full_attention_interval") or 4
+    n_heads = values.integer("ssm.time_step_rank")
+    inner = values.integer("ssm.inner_size")
+    if n_heads < 1 or inner % n_heads:
+        raise FormatError(
+            f"{values.model.title}: qwen35.ssm.inner_size is {inner}, no multiple of ssm.time_step_rank, {n_heads}"
+        )
+    return {
+        "num_hidden_layers": raw["num_hidden_layers"] - (values.optional_integer("nextn_predict_layers") or 0),
+        "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0),
+        "full_attention_interval": interval,
+        "linear_num_key_heads": values.integer("ssm.group_count"),
+        "linear_num_value_heads": n_heads,
+        "linear_key_head_dim": values.integer("ssm.state_size"),
+        "linear_value_head_dim": inner // n_heads,
+        "linear_conv_kernel_dim": values.integer("ssm.conv_kernel"),
+    }
 
 
 def _smollm3(values: _Values, raw: Raw) -> Raw:

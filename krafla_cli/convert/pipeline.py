@@ -83,6 +83,10 @@ def convert(
     last. ``config``: of an MLLM file, the folder with its config.json and tokenizer. ``threads``: of the quantizers
     (None: the physical cores). ``measure``: find the error of each matrix. Raises FileError, FormatError, ShapeError,
     UnsupportedError, DataError or UsageError; see ``errors.py``.
+
+    >>> result = krafla_cli.convert("demo", "demo.mlb")
+    >>> result.options.wtype, result.q4_rule, [path.name for path in result.sidecars]
+    ('q4', 'fit', ['demo.json', 'demo.mlt'])
     """
     started = time.perf_counter()
     options = options or Options()

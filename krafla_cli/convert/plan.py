@@ -32,7 +32,8 @@ from krafla_cli.formats.mlb import (
     tensors,
 )
 from krafla_cli.formats.text import printable
-from krafla_cli.parts import Part
+from krafla_cli.parts import Part, Transform
+from krafla_cli.quant.ggml_blocks import block_order
 from krafla_cli.rope import interleaved_order
 
 # Where a checkpoint keeps the language model: alone, or inside an image-text model (old and new naming).
@@ -43,9 +44,10 @@ _HEAD_COUNTS = {"wq": "q", "bq": "q", "wk": "k", "bk": "k", "q_norm": "one", "k_
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """How one tensor is made: take ``rows`` (all where None) of ``source``, add 1 if ``plus_one``, pad to the spec.
+    """How one tensor is made: take ``rows`` and ``columns`` (all where None) of ``source``, transform, pad to the spec.
 
-    ``source_rows``: how many rows the source has. ``copied``: its blocks are those of the spec, and are kept.
+    ``source_rows``: how many rows the source has. ``plus_one``: 1 is added. ``transform``: what is done else.
+    ``copied``: its blocks are those of the spec, and are kept.
     """
 
     spec: TensorSpec
@@ -54,6 +56,8 @@ class TensorPlan:
     rows: npt.NDArray[np.intp] | None
     plus_one: bool
     copied: bool = False
+    columns: npt.NDArray[np.intp] | None = None
+    transform: Transform | None = None
 
 
 @dataclass(frozen=True)
@@ -204,9 +208,11 @@ class _Namer:
         found = self.source.settled_shape(name, shape)
         if found != shape:
             raise ShapeError(f"{self.source.title}: {printable(name)} has shape {list(found)}, must be {list(shape)}")
+        columns = part.columns(self.header) if part.columns else None
         same_blocks = self.source.block_encoding(name) == spec.encoding and found[-1] == spec.shape[-1]
-        copied = same_blocks and not part.plus_one
-        return TensorPlan(spec, name, shape[0], self._rows(part, spec), part.plus_one, copied)
+        copied = same_blocks and not part.plus_one and (columns is None or block_order(columns) is not None)
+        rows = self._rows(part, spec)
+        return TensorPlan(spec, name, shape[0], rows, part.plus_one, copied, columns, part.kept_as)
 
     def _name(self, part: Part, spec: TensorSpec) -> str:
         if spec.role != "wcls":

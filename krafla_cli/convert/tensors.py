@@ -36,12 +36,16 @@ class Weights:
     def rows(self, first: int, end: int) -> npt.NDArray[Any]:
         """Rows ``first`` to ``end`` of the .mlb: float32, float16, or uint16 holding the bits of bfloat16.
 
-        Copied only where they are reordered, padded or increased.
+        Copied only where they are reordered, padded or changed.
         """
         order = self.plan.rows
         part = self.array[first:end] if order is None else self.array[order[first:end]]
+        if self.plan.columns is not None:
+            part = part[:, self.plan.columns]
         if self.plan.plus_one:
             part = widen(part) + np.float32(1)
+        if self.plan.transform is not None:
+            part = self.plan.transform.load(widen(part))
         return _padded(part, (end - first, *self.plan.spec.shape[1:]))
 
 
@@ -160,6 +164,9 @@ def copied_blocks(plan: TensorPlan, source: Source, scale_f16: bool) -> tuple[Ar
     stored = source.blocks(plan.source)
     if plan.rows is not None:
         stored = Quantized(stored.q[plan.rows], stored.d[plan.rows])
+    blocks = ggml_blocks.block_order(plan.columns) if plan.columns is not None else None
+    if blocks is not None:
+        stored = ggml_blocks.with_block_order(stored, blocks)
     try:
         ggml_blocks.check_scales(stored)
     except WeightError as error:
@@ -175,7 +182,8 @@ def copied_blocks(plan: TensorPlan, source: Source, scale_f16: bool) -> tuple[Ar
 
 def _data_error(error: WeightError, plan: TensorPlan, source: Source, first_row: int = 0) -> DataError:
     row = _source_row(plan, first_row + error.row)
-    return DataError(f"{source.title}: {printable(plan.source)}: row {row}, column {error.column}: {error.reason}")
+    column = error.column if plan.columns is None else int(plan.columns[error.column])
+    return DataError(f"{source.title}: {printable(plan.source)}: row {row}, column {column}: {error.reason}")
 
 
 def _check_finite(values: Float32s, plan: TensorPlan, source: Source) -> None:

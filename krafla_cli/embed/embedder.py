@@ -95,5 +95,11 @@ def batches_of(lengths: Sequence[int], n_tokens: int) -> Iterator[list[int]]:
 
 
 def open_embedder(path: str | os.PathLike[str], threads: int = 1) -> Embedder:
-    """The model in ``path``, ready to embed. Raises FileError, FormatError, ShapeError."""
+    """The model in ``path``, ready to embed. Raises FileError, FormatError, ShapeError.
+
+    >>> embedder = krafla_cli.open_embedder("student.bin")
+    >>> vectors = embedder.embed(["the cat sleeps", "kedi uyuyor"], dims=32)
+    >>> vectors.shape, vectors.dtype
+    ((2, 32), dtype('float32'))
+    """
     return Embedder(read(path), threads)

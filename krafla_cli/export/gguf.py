@@ -12,22 +12,14 @@ import numpy.typing as npt
 from krafla_cli.errors import FileError, UnsupportedError, os_reason
 from krafla_cli.export.gguf_model import architecture_for, metadata
 from krafla_cli.export.opened import OpenedModel
-from krafla_cli.export.tensors import (
-    Piece,
-    ScaleRounding,
-    Target,
-    block_encoding,
-    blocks,
-    dense,
-    head_order,
-    is_rotated,
-)
+from krafla_cli.export.tensors import ScaleRounding, Target, block_encoding, blocks, checkpoint_targets, dense
 from krafla_cli.formats.atomic import Output, check_target
 from krafla_cli.formats.gguf_names import ROPE_FREQS, Architecture
 from krafla_cli.formats.mlb import ROPE_LLAMA3, WTYPE_Q8_0, Header
 from krafla_cli.formats.mlb_file import MlbFile
 from krafla_cli.formats.sidecar import files_beside
 from krafla_cli.formats.text import printable
+from krafla_cli.parts import LAYOUTS, gguf_layout
 from krafla_cli.progress import Progress
 from krafla_cli.quant import ggml_blocks
 from krafla_cli.rope import llama3_divisors
@@ -70,21 +62,9 @@ def write_gguf(model: OpenedModel, path: Path, force: bool, progress: Progress) 
 
 
 def gguf_targets(mlb: MlbFile, architecture: Architecture) -> list[Target]:
-    """The tensors of the file: rows in the architecture's order, matrices that share a name stacked."""
-    grouped: dict[str, list[Piece]] = {}
-    for spec in mlb.tensors.values():
-        if spec.role != "layer_flags":
-            name = architecture.tensors[spec.role].format(i=spec.layer)
-            pieces = grouped.setdefault(name, [])
-            start = sum(p.spec.shape[0] for p in pieces)
-            rows = np.arange(spec.shape[0])
-            if is_rotated(spec.role) and not architecture.interleaved:
-                rows = head_order(mlb.header, spec.role)
-            pieces.append(Piece(spec, rows + start))
-    return [
-        Target(name, (sum(p.spec.shape[0] for p in pieces), *pieces[0].spec.shape[1:]), tuple(pieces))
-        for name, pieces in grouped.items()
-    ]
+    """The tensors of the file: names and row orders of the architecture; a padded FFN stays padded."""
+    layout = gguf_layout(architecture, LAYOUTS[architecture.layout or architecture.model_type])
+    return checkpoint_targets(mlb, layout, mlb.header.hidden_dim, prefix="")
 
 
 def _write(

@@ -36,7 +36,8 @@ class _Rules:
     """What llama.cpp does for an architecture. ``bias`` None: with or without.
 
     ``window_pattern``: all but each n-th layer are local where the file does not say; 0: no window is read.
-    ``scaled_layers``: the number of layers at which the attention scale is taken from dim / heads.
+    ``scaled_layers``: the number of layers at which the attention scale is taken from dim / heads. ``hybrid``: gated
+    attention in every n-th layer, linear attention in the others.
     """
 
     bias: bool | None = False
@@ -49,6 +50,7 @@ class _Rules:
     cap_of_scores: bool = False
     no_rope_step: int = 0
     partial_rope: bool = False
+    hybrid: bool = False
     llama3: bool = False
 
 
@@ -56,6 +58,7 @@ _RULES = {
     "llama": _Rules(llama3=True),
     "qwen2": _Rules(bias=True),
     "qwen3": _Rules(qk_norm=True),
+    "qwen35": _Rules(qk_norm=True, partial_rope=True, hybrid=True),
     "smollm3": _Rules(no_rope_step=4),
     "gemma2": _Rules(gemma=True, post_norms=True, window_pattern=2, scaled_layers=46, cap_of_scores=True),
     "gemma3": _Rules(
@@ -100,14 +103,23 @@ def _misfits(h: Header, name: str, rules: _Rules) -> Iterator[str]:
         yield "no soft cap of logits"
     if h.rot_dim not in (0, h.head_size) and not rules.partial_rope:
         yield f"RoPE on {h.rot_dim} of {h.head_size} dimensions"
-    if h.attn_gate:
-        yield "an attention gate"
+    if bool(h.attn_gate) != rules.hybrid:
+        yield "an attention gate" if h.attn_gate else "no attention gate"
     if name == "qwen2" and h.q_dim != h.dim:
         yield f"heads of another size ({h.head_size}) than dim / heads"
     if not ARCHITECTURES[name].own_classifier and not h.shared_classifier:
         yield "a classifier of its own"
     yield from _layer_misfits(h, rules)
     yield from _scaling_misfits(h, rules)
+
+
+def full_attention_interval(h: Header) -> int:
+    """n where every n-th layer, and no other, has full attention; 0 where there is no such n."""
+    linear = [h.is_linear(i) for i in range(h.n_layers)]
+    if all(linear):
+        return 0
+    n = linear.index(False) + 1
+    return n if linear == [(i + 1) % n != 0 for i in range(h.n_layers)] else 0
 
 
 def _close(a: float, b: float) -> bool:
@@ -121,8 +133,10 @@ def _score_scale(h: Header, rules: _Rules) -> float:
 
 def _layer_misfits(h: Header, rules: _Rules) -> Iterator[str]:
     flags = [h.flags_of(i) for i in range(h.n_layers)]
-    if any(f & LAYER_LINEAR for f in flags):
+    if any(f & LAYER_LINEAR for f in flags) and not rules.hybrid:
         yield "linear attention"
+    if rules.hybrid and not full_attention_interval(h):
+        yield "layers of full attention that are not every n-th one"
     no_rope = [bool(f & LAYER_NO_ROPE) for f in flags]
     expected = [rules.no_rope_step != 0 and (i + 1) % rules.no_rope_step == 0 for i in range(h.n_layers)]
     if no_rope != expected:
@@ -161,6 +175,7 @@ def metadata(h: Header, architecture: Architecture) -> Metadata:
         "rope.dimension_count": h.rot_size,
         "vocab_size": h.vocab,
         **_windows(h, _RULES[name]),
+        **(_linear_attention(h) if _RULES[name].hybrid else {}),
         **_scaling(h),
     }
     if h.attn_softcap:
@@ -181,6 +196,20 @@ def _windows(h: Header, rules: _Rules) -> Metadata:
     if rules.local_rope:
         found["rope.freq_base_swa"] = h.rope_local_theta
     return found
+
+
+def _linear_attention(h: Header) -> Metadata:
+    """Sizes by the names of state-space models; sections of positions, which are all the same for text."""
+    n_pairs = h.rot_size // 2
+    return {
+        "full_attention_interval": full_attention_interval(h),
+        "ssm.conv_kernel": h.lin_conv,
+        "ssm.state_size": h.lin_k_dim,
+        "ssm.group_count": h.lin_k_heads,
+        "ssm.time_step_rank": h.lin_v_heads,
+        "ssm.inner_size": h.lin_v_heads * h.lin_v_dim,
+        "rope.dimension_sections": np.array([-(-(n_pairs - i) // 3) for i in range(3)] + [0], np.int32),
+    }
 
 
 def _scaling(h: Header) -> Metadata:

@@ -20,7 +20,7 @@ from krafla_cli.formats.mlb import Header, TensorSpec
 from krafla_cli.formats.mlb_file import MlbFile
 from krafla_cli.formats.text import printable
 from krafla_cli.parts import CheckpointLayout, Part
-from krafla_cli.quant import q4_0
+from krafla_cli.quant import ggml_blocks, q4_0
 from krafla_cli.quant.blocks import Quantized
 from krafla_cli.quant.matrix import dequantize
 from krafla_cli.rope import interleaved_order
@@ -40,12 +40,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Target:
-    """One tensor of a checkpoint and the pieces that it is made of."""
+    """One tensor of a checkpoint and the pieces that it is made of. ``columns``: where those of the .mlb go."""
 
     name: str
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
-    plus_one: bool = False
+    part: Part
+    columns: Rows | None = None
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
@@ -58,9 +59,10 @@ class Target:
         return sum(p.spec.total_bytes for p in self.pieces)
 
 
-def checkpoint_targets(mlb: MlbFile, layout: CheckpointLayout, hidden_dim: int) -> list[Target]:
-    """The tensors of a Hugging Face checkpoint of ``layout`` whose FFN is ``hidden_dim`` wide, in the model's order.
+def checkpoint_targets(mlb: MlbFile, layout: CheckpointLayout, hidden_dim: int, prefix: str = "model.") -> list[Target]:
+    """The tensors of a checkpoint of ``layout`` whose FFN is ``hidden_dim`` wide, in the model's order.
 
+    ``prefix``: of all names but the classifier's, "model." in a Hugging Face checkpoint.
     Raises FormatError where the layout has no place for one of the model's tensors.
     """
     header = dataclasses.replace(mlb.header, hidden_dim=hidden_dim)
@@ -71,10 +73,11 @@ def checkpoint_targets(mlb: MlbFile, layout: CheckpointLayout, hidden_dim: int) 
         part = layout.parts.get(spec.role)
         if part is None:
             raise FormatError(f"{printable(mlb.path)}: {spec.name} has no place in this kind of checkpoint")
-        name = part.name if spec.role == "wcls" else "model." + part.name.format(i=spec.layer)
+        name = part.name if spec.role == "wcls" else prefix + part.name.format(i=spec.layer)
         piece = Piece(spec, _source_rows(header, layout, part, spec.role))
         known = targets.get(name)
-        target = known or Target(name, _shape(header, part, spec), (), part.plus_one)
+        columns = part.columns(header) if part.columns else None
+        target = known or Target(name, _shape(header, part, spec), (), part, columns)
         targets[name] = dataclasses.replace(target, pieces=(*target.pieces, piece))
     return list(targets.values())
 
@@ -121,8 +124,12 @@ def dense(mlb: MlbFile, target: Target) -> Float32s:
         values = values.reshape(len(values), -1)
         places = np.arange(rows) if piece.rows is None else piece.rows
         out[places] = values[: len(places), :cols]
-    if target.plus_one:
+    if target.columns is not None:
+        out[:, target.columns] = out.copy()
+    if target.part.plus_one:
         out -= np.float32(1)
+    if target.part.kept_as is not None:
+        out = target.part.kept_as.save(out)
     return out.reshape(target.shape)
 
 
@@ -139,6 +146,8 @@ def block_encoding(target: Target) -> str | None:
     columns = {p.spec.shape[-1] for p in target.pieces}
     if len(encodings) != 1 or not target.pieces[0].spec.is_quantized or columns != {target.shape[-1]}:
         return None
+    if target.columns is not None and ggml_blocks.block_order(target.columns) is None:
+        return None
     return encodings.pop()
 
 
@@ -152,7 +161,8 @@ def blocks(mlb: MlbFile, target: Target) -> Quantized:
         matrix = mlb.quantized(piece.spec.name)
         places = np.arange(rows) if piece.rows is None else piece.rows
         q[places], d[places] = matrix.q[: len(places)], matrix.d[: len(places)]
-    return Quantized(q, d)
+    order = ggml_blocks.block_order(target.columns) if target.columns is not None else None
+    return Quantized(q, d) if order is None else ggml_blocks.with_block_order(Quantized(q, d), np.argsort(order))
 
 
 class ScaleRounding:

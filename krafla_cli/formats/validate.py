@@ -15,7 +15,11 @@ SUFFIXES = frozenset({".mlb", ".mlt", ".mli", ".bin", ".mllm", ".gguf"})
 
 
 def validate(path: str | os.PathLike[str]) -> Report:
-    """The report of one file; of a model, also whether its sidecar's SHA-256 is the model's."""
+    """The report of one file; of a model, also whether its sidecar's SHA-256 is the model's.
+
+    >>> krafla_cli.validate("demo.mlb").valid
+    True
+    """
     report = detect.validate(path)
     if report.kind == "mlb" and report.valid and sidecar_path(path).is_file():
         _check_sidecar(Path(path), report)

@@ -36,6 +36,22 @@ def join(matrix: Quantized, encoding: str) -> Bytes:
     return blocks.reshape(rows, -1)
 
 
+def block_order(columns: npt.NDArray[np.intp]) -> npt.NDArray[np.intp] | None:
+    """The order of whole blocks that an order of columns is; None where it takes blocks apart."""
+    blocks = columns.reshape(-1, BLOCK)
+    starts = blocks[:, :1]
+    if (starts % BLOCK).any() or (blocks != starts + np.arange(BLOCK)).any():
+        return None
+    return starts[:, 0] // BLOCK
+
+
+def with_block_order(matrix: Quantized, order: npt.NDArray[np.intp]) -> Quantized:
+    """A matrix of the blocks ``order`` of each row."""
+    rows, n_blocks = matrix.d.shape
+    q = matrix.q.reshape(rows, n_blocks, -1)[:, order]
+    return Quantized(q.reshape(rows, -1), matrix.d[:, order])
+
+
 def check_scales(matrix: Quantized) -> None:
     """Raises WeightError for the first scale that is NaN or infinite, at its block's first weight."""
     bad = np.argwhere(~np.isfinite(matrix.d))

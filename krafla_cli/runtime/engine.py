@@ -34,7 +34,8 @@ class EngineOptions:
     """How to run a model. None means the engine's own default.
 
     ``n_ctx``: positions of the KV cache. ``activations``: "q8" quantizes the input of every matrix product as the
-    specification says, "f32" does not. ``kv``: type of the cached keys and values, "f16" or "f32".
+    specification says, "f32" does not. ``kv``: type of the cached keys and values, "f16" or "f32". ``dtype``: type of
+    dequantized weights and of the inputs they are multiplied with, "f32", "f16" or "bf16".
     """
 
     n_ctx: int
@@ -42,6 +43,7 @@ class EngineOptions:
     kv: str | None = None
     threads: int | None = None
     device: str = "cpu"
+    dtype: str | None = None
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,8 @@ class FastEngine(Engine):
     def __init__(self, model: MlbFile, options: EngineOptions, progress: Progress = SILENT) -> None:
         if options.activations not in (None, "q8"):
             raise UsageError("the fast engine quantizes activations (q8); use --engine reference for f32")
+        if options.dtype is not None:
+            raise UsageError("--dtype is for --engine reference; the fast engine multiplies the quantized weights")
         super().__init__(model.header, options.n_ctx)
         h = model.header
         self.kv = options.kv or "f16"

@@ -201,6 +201,7 @@ def open_model(
     default_ctx: int = DEFAULT_CTX,
     activations: str | None = None,
     kv: str | None = None,
+    dtype: str | None = None,
     threads: int | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
     template: str | None = None,
@@ -211,9 +212,15 @@ def open_model(
     ``n_ctx``: positions of the context, by default the model's, at most ``default_ctx``. Options that are None have the
     engine's default. ``template``: a built-in chat template or a file, in place of the model's. Raises FileError,
     FormatError, ShapeError (a broken file), UsageError, InputError (impossible options).
+
+    >>> model = krafla_cli.open_model("demo.mlb", engine="reference")
+    >>> "".join(model.generate("Tell me a story about a cat.", 8, seed=2))
+    'Once upon a time, there was a'
+    >>> model.logits([1, 5, 7]).shape == (3, model.config.vocab)
+    True
     """
     file = open_mlb(path)
     companions = find_companions(path, tokenizer, template)
     n_ctx = min(file.header.max_seq, default_ctx) if n_ctx is None else n_ctx
-    options = EngineOptions(n_ctx, activations, kv, threads, device)
+    options = EngineOptions(n_ctx, activations, kv, threads, device, dtype)
     return Model(file, open_engine(file, options, engine, progress), companions)

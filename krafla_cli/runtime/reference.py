@@ -26,6 +26,7 @@ from krafla_cli.runtime.reference_weights import Codes, Inputs, Weights, load_we
 from krafla_cli.runtime.weights import FileWeights, WeightSource
 
 KV_TYPES = {"f16": torch.float16, "f32": torch.float32}
+WEIGHT_TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 # What turns the inputs [T, cols] of a matrix product into codes, given their layer and slot.
 ActivationQuantizer: TypeAlias = Callable[[int | None, Slot, Float32s], Quantized]
 
@@ -54,11 +55,25 @@ class ReferenceEngine(Engine):
         self.device = _device(options.device)
         self.quantize_inputs: ActivationQuantizer = _quantize_inputs
         self._source = source
-        self._outside, self._layers = load_weights(source, self.activations == "q8", self.device, progress)
+        self.dtype = self._dtype(options.dtype)
+        self._outside, self._layers = load_weights(source, self.dtype, self.device, progress)
         self._rotations = {local: self._rotation(local) for local in self._rope_kinds()}
         self._cache = {i: self._new_cache() for i in range(self.header.n_layers) if not self.header.is_linear(i)}
         self._delta_rule = DeltaRule(self.header)
         self._clear_state()
+
+    def _dtype(self, chosen: str | None) -> torch.dtype | None:
+        """The type of dequantized weights: float32 on a CPU, elsewhere half of it. None for quantized activations."""
+        if self.activations == "q8":
+            if chosen is not None:
+                raise UsageError("--dtype is for --activations f32; quantized ones multiply the quantized weights")
+            return None
+        if chosen is not None:
+            return WEIGHT_TYPES[chosen]
+        if self.device.type == "cpu":
+            return torch.float32
+        has_bf16 = self.device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if has_bf16 else torch.float16
 
     # -----------------------------------------------------------------------------------------------------------------
     # The model, from ids to logits

@@ -42,15 +42,15 @@ class Matrix(Protocol):
 
 
 class FloatMatrix:
-    """Dequantized weights, times float32 inputs."""
+    """Dequantized weights, times inputs of their type; the products are float32 again."""
 
-    def __init__(self, weights: Float32s, device: torch.device) -> None:
-        self.weights = torch.tensor(weights, device=device)
+    def __init__(self, weights: Float32s, dtype: torch.dtype, device: torch.device) -> None:
+        self.weights = torch.tensor(weights, dtype=dtype, device=device)
 
     def product(self, x: Inputs) -> Tensor:
         if isinstance(x, Codes):
             raise TypeError("codes need a BlockMatrix")
-        return x @ self.weights.T
+        return (x.to(self.weights.dtype) @ self.weights.T).float()
 
 
 class BlockMatrix:
@@ -85,9 +85,12 @@ class Weights:
 
 
 def load_weights(
-    source: WeightSource, quantized_inputs: bool, device: torch.device, progress: Progress
+    source: WeightSource, dtype: torch.dtype | None, device: torch.device, progress: Progress
 ) -> tuple[Weights, list[Weights]]:
-    """The weights outside the layers, and those of each layer. tok_emb is left out unless it classifies."""
+    """The weights outside the layers, and those of each layer. tok_emb is left out unless it classifies.
+
+    Matrices are dequantized to ``dtype``, or stay quantized where it is None.
+    """
     outside = Weights({}, {})
     layers = [Weights({}, {}) for _ in range(source.header.n_layers)]
     specs = [s for s in source.tensors.values() if _is_loaded(s, source)]
@@ -96,10 +99,10 @@ def load_weights(
         into = outside if spec.layer is None else layers[spec.layer]
         if not spec.is_quantized:
             into.vectors[spec.role] = torch.tensor(source.float32(spec.name), device=device)
-        elif quantized_inputs:
+        elif dtype is None:
             into.matrices[spec.role] = BlockMatrix(source.quantized(spec.name), device)
         else:
-            into.matrices[spec.role] = FloatMatrix(source.float32(spec.name), device)
+            into.matrices[spec.role] = FloatMatrix(source.float32(spec.name), dtype, device)
         progress.advance(spec.total_bytes)
     progress.finish()
     return outside, layers

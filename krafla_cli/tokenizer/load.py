@@ -16,6 +16,10 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer in a .mlt, a tokenizer.json, or a folder with a tokenizer.json.
 
     Raises FileError, FormatError; UnsupportedError for a .mlt whose tokens leave open how text is encoded.
+
+    >>> tokenizer = krafla_cli.load_tokenizer("demo.mlt")
+    >>> tokenizer.decode(tokenizer.encode("a small boat").ids)
+    'a small boat'
     """
     found = tokenizer_path(path)
     if map_file(found)[:4] == mlt.MAGIC:

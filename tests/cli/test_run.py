@@ -352,3 +352,10 @@ def test_what_is_read_is_never_written_over(name: str, tmp_path: Path, capsys: p
         assert run_cli(["run", model, "-f", text, option, str(tmp_path / name), "--force"]) == 1
         assert "it is the input itself" in capsys.readouterr().err
     assert (tmp_path / name).read_text() == "mine"
+
+
+def test_the_built_in_templates_are_named_in_the_help() -> None:
+    from krafla_cli.cli import run
+    from krafla_cli.tokenizer.templates import NAMES
+
+    assert run._TEMPLATES == NAMES

@@ -26,7 +26,14 @@ from tests.convert.test_pipeline import DEMO, Remarks
 from tests.helpers.checkpoints import save
 from tests.helpers.gguf_bytes import ARCHITECTURE, description, pair
 from tests.helpers.gguf_bytes import gguf as gguf_file
-from tests.helpers.gguf_models import GGUF_CHECKPOINTS, Types, matrices_as, seeded_model, write_gguf
+from tests.helpers.gguf_models import (
+    GGUF_CHECKPOINTS,
+    Types,
+    assert_same_model,
+    matrices_as,
+    seeded_model,
+    write_gguf,
+)
 
 
 @pytest.mark.parametrize("name", GGUF_CHECKPOINTS)
@@ -35,7 +42,7 @@ def test_gives_the_bytes_that_the_checkpoint_gives(name: str, tmp_path: Path) ->
     model = seeded_model(name)
     convert(save(model, tmp_path / "hf"), tmp_path / "a.mlb", options=Options("q8"))
     convert(write_gguf(model, tmp_path / "m.gguf"), tmp_path / "b.mlb", options=Options("q8"))
-    assert (tmp_path / "a.mlb").read_bytes() == (tmp_path / "b.mlb").read_bytes()
+    assert_same_model(tmp_path / "a.mlb", tmp_path / "b.mlb")
 
 
 @pytest.mark.parametrize("kind", [Types.F16, Types.BF16])

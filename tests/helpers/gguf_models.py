@@ -1,6 +1,7 @@
 """Tiny models as GGUF files, with the names of the gguf package and the conventions of llama.cpp's converter.
 
-Nothing here comes from the code under test: names are the gguf package's, and the rest is what GGUF readers expect.
+What is written comes from elsewhere than the code under test: names are the gguf package's, and the rest is what GGUF
+readers expect.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from krafla_cli.formats.mlb_file import open_mlb
 from tests.helpers.checkpoints import CHECKPOINTS, Checkpoint
 
 Types = gguf.GGMLQuantizationType
 Choose = Callable[[str, npt.NDArray[np.float32]], Types]
-_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
+_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_5_text": "qwen35"}
 _PERMUTED = ("llama", "smollm3")
 
 
@@ -28,6 +30,12 @@ def _with(name: str, **settings: Any) -> Checkpoint:
     checkpoint = CHECKPOINTS[name]
     return replace(checkpoint, settings=checkpoint.settings | settings)
 
+
+_EVERY_THIRD = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "full_attention_interval": 3,
+}
 
 # What GGUF leaves out and readers assume: the attention scale of Gemma is its head size, every fourth layer of SmolLM3
 # has no RoPE, five of six layers of Gemma 3 are local where no pattern is given.
@@ -43,6 +51,8 @@ GGUF_CHECKPOINTS: dict[str, Checkpoint] = {
     "gemma3": _with("gemma3", query_pre_attn_scalar=16),
     "smollm3": _with("smollm3", no_rope_layer_interval=4, num_hidden_layers=5),
     "ernie4_5": _with("ernie4_5", head_dim=8),
+    "qwen3_5": _with("qwen3_5", linear_value_head_dim=32, **_EVERY_THIRD),
+    "qwen3_5-narrow-heads": _with("qwen3_5", **_EVERY_THIRD),
 }
 
 
@@ -76,11 +86,37 @@ def gguf_tensors(model: Any) -> dict[str, npt.NDArray[np.float32]]:
             values = rows_in_pairs(values, config.num_key_value_heads)
         if name.startswith("gemma") and key.endswith("norm.weight"):
             values = values + np.float32(1)
+        if name == "qwen35":
+            values = qwen35_values(key, values, config)
+        key = key.replace(".dt_bias", ".dt_proj.bias")  # as the converters of state-space models call it
         result[names.get_name(key, (".weight", ".bias"))] = np.ascontiguousarray(values)
     scaling = config.rope_parameters
     if scaling.get("rope_type") == "llama3":
         result["rope_freqs.weight"] = llama3_divisors(scaling, config.head_dim)
     return result
+
+
+def qwen35_values(key: str, values: npt.NDArray[np.float32], config: Any) -> npt.NDArray[np.float32]:
+    """Value heads from groups by key head to one of each group in turn; norms, decays and convolutions as used."""
+    n_k, n_v = config.linear_num_key_heads, config.linear_num_value_heads
+    n_before = 2 * n_k * config.linear_key_head_dim
+
+    def tiled(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return rows.reshape(n_k, n_v // n_k, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
+
+    if key.endswith("norm.weight") and not key.endswith("linear_attn.norm.weight"):
+        return values + np.float32(1)
+    if key.endswith("conv1d.weight"):
+        values = values[:, 0]
+    if "in_proj_qkv" in key or "conv1d" in key:
+        return np.concatenate([values[:n_before], tiled(values[n_before:])])
+    if "out_proj" in key:
+        return tiled(values.T).T
+    if key.endswith("A_log"):
+        values = -np.exp(values)
+    if any(part in key for part in ("in_proj_z", "in_proj_a", "in_proj_b", "A_log", "dt_bias")):
+        return tiled(values)
+    return values
 
 
 def llama3_divisors(p: dict[str, Any], dim: int) -> npt.NDArray[np.float32]:
@@ -124,6 +160,13 @@ def write_metadata(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
         writer.add_sliding_window(config.sliding_window)
     if name == "gemma3":
         writer.add_sliding_window_pattern([t == "sliding_attention" for t in config.layer_types])
+    if name == "qwen35":
+        writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_ssm_state_size(config.linear_key_head_dim)
+        writer.add_ssm_group_count(config.linear_num_key_heads)
+        writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+        writer.add_ssm_inner_size(config.linear_num_value_heads * config.linear_value_head_dim)
     if name == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
@@ -151,3 +194,16 @@ def seeded_model(name: str, seed: int = 0) -> Any:
 
     torch.set_num_threads(1)
     return random_model(GGUF_CHECKPOINTS[name], seed)
+
+
+def assert_same_model(a: Path, b: Path) -> None:
+    """Byte for byte, but for A_log: GGUF has -exp(A_log), whose logarithm may differ in the last place."""
+    others = []
+    for path in (a, b):
+        data, model = bytearray(path.read_bytes()), open_mlb(path)
+        for spec in model.tensors.values():
+            if spec.role == "A_log":
+                data[spec.offset : spec.offset + spec.n_bytes] = bytes(spec.n_bytes)
+                np.testing.assert_allclose(model.float32(spec.name), open_mlb(a).float32(spec.name), atol=3e-7)
+        others.append(bytes(data))
+    assert others[0] == others[1]

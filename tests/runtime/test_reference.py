@@ -14,6 +14,7 @@ from krafla_cli.progress import SILENT
 from krafla_cli.quant.blocks import Quantized
 from krafla_cli.quant.matrix import dequantize
 from krafla_cli.quant.q8_0 import quantize_activations
+from krafla_cli.runtime import engines
 from krafla_cli.runtime.engine import EngineOptions
 from krafla_cli.runtime.reference import ReferenceEngine, open_engine
 from krafla_cli.runtime.reference_weights import BlockMatrix, Codes
@@ -170,6 +171,24 @@ def test_impossible_options(tmp_path: Path) -> None:
     source = DenseWeights(tiny(), lambda spec: np.zeros(spec.shape, np.float32))
     with pytest.raises(UsageError, match="is not quantized: a checkpoint runs with --activations f32 only"):
         ReferenceEngine(source, EngineOptions(8, activations="q8"), SILENT)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("f32", 0.0), ("f16", 2e-3), ("bf16", 2e-2)])
+def test_weights_in_half_the_bytes(dtype: str, bound: float, tmp_path: Path) -> None:
+    """What other devices use by default: only the products lose digits."""
+    random_model(tmp_path / "m.mlb", HEADERS["everything"])
+    want = _engine(tmp_path / "m.mlb").forward(IDS, "all")
+    got = _engine(tmp_path / "m.mlb", dtype=dtype).forward(IDS, "all")
+    error = np.abs(got - want).max() / np.abs(want).max()
+    assert bound / 100 <= error <= bound
+
+
+def test_a_type_of_weights_needs_weights_that_are_dequantized(tmp_path: Path) -> None:
+    random_model(tmp_path / "m.mlb", tiny())
+    with pytest.raises(UsageError, match="--dtype is for --activations f32"):
+        _engine(tmp_path / "m.mlb", dtype="bf16", activations="q8")
+    with pytest.raises(UsageError, match="--dtype is for --engine reference"):
+        engines.open_engine(open_mlb(tmp_path / "m.mlb"), EngineOptions(8, dtype="bf16"), "fast")
 
 
 def test_weights_that_were_never_quantized(tmp_path: Path) -> None:

