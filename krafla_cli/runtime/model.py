@@ -215,7 +215,7 @@ def open_model(
 
     >>> model = krafla_cli.open_model("demo.mlb", engine="reference")
     >>> "".join(model.generate("Tell me a story about a cat.", 8, seed=2))
-    'Once upon a time, there was a'
+    'Once upon a time, a quiet cat'
     >>> model.logits([1, 5, 7]).shape == (3, model.config.vocab)
     True
     """
