@@ -76,7 +76,7 @@ def _embed(
     inputs = (model,) if file is None else (model, file)
     if output is not None:
         check_target(output, force, inputs)
-    embedder = open_embedder(model, n_threads)
+    embedder = open_embedder(model, n_threads, TerminalProgress())
     width = embedder.check_dims(dims)
     with _source(texts, file, field) as source:
         rows = _rows(embedder, width, source, count_lines(file) if file else len(texts))
@@ -106,11 +106,8 @@ def _rows(embedder: Embedder, width: int, texts: Iterator[str], n_texts: int) ->
 
     progress = TerminalProgress()
     progress.start("embedding", n_texts, "text")
-    first = 1
     try:
-        for chunk in chunks(texts, _CHUNK):
-            yield chunk, embedder.embed(chunk, width, progress, first)
-            first += len(chunk)
+        yield from embedder.embed_chunks(chunks(texts, _CHUNK), width, progress)
     finally:
         progress.finish()
 

@@ -76,7 +76,7 @@ def detect(suspect: Path, reference: Path, registry: Path, threads: int | None, 
     progress = TerminalProgress()
     licenses = read_registry(registry, progress)
     found = fingerprint.detect(
-        open_embedder(suspect, n_threads), open_embedder(reference, n_threads), licenses, progress
+        open_embedder(suspect, n_threads, progress), open_embedder(reference, n_threads), licenses, progress
     )
     if as_json:
         print_json(_document(found))

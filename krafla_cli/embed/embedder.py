@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import queue
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from krafla_cli.embed.forward import Encoder, cut
-from krafla_cli.embed.wordpiece import TextEncoder
+from krafla_cli.embed.forward import BATCH_TOKENS, Encoder, Runner, cut
+from krafla_cli.embed.wordpiece import TextEncoder, Tokens
 from krafla_cli.errors import DataError, InputError
 from krafla_cli.formats.lemb import LembModel, read
 from krafla_cli.progress import SILENT, Progress
 
 Float32 = npt.NDArray[np.float32]
 
-BATCH_TOKENS = 512  # a batch's widest activations (ffn_dim 1024: 2 MB) stay in the second-level cache or near it
-
 
 class Embedder:
     """A model with its tokenizer. Batches run on ``threads`` threads; the result does not depend on their number."""
 
-    def __init__(self, model: LembModel, threads: int = 1) -> None:
+    def __init__(self, model: LembModel, threads: int = 1, progress: Progress = SILENT) -> None:
         self.model = model
         self.threads = threads
         self.text_encoder = TextEncoder(model)
-        self.encoder = Encoder(model)
+        self.encoder = Encoder(model, progress)
+        self._runners: queue.SimpleQueue[Runner] = queue.SimpleQueue()  # those that no thread has at present
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -52,54 +53,100 @@ class Embedder:
         a token that is not padding).
         """
         width = self.check_dims(dims)
-        ids = [np.array(i, np.int64) for i in self.text_encoder.active_ids(texts)]
-        if not all(map(len, ids)):
-            number = first_number + [len(i) for i in ids].index(0)
+        return self._embed_tokens(self._tokens(texts, first_number), width, progress, first_number)
+
+    def embed_chunks(
+        self, chunks: Iterable[list[str]], dims: int | None = None, progress: Progress = SILENT, first_number: int = 1
+    ) -> Iterator[tuple[list[str], Float32]]:
+        """As :meth:`embed`, chunk by chunk; with several threads, the next is tokenized while one is embedded."""
+        width = self.check_dims(dims)
+        if self.threads == 1:
+            for chunk in chunks:
+                yield chunk, self.embed(chunk, width, progress, first_number)
+                first_number += len(chunk)
+            return
+        with ThreadPoolExecutor(1) as tokenizer:
+            ahead: list[tuple[list[str], Future[Tokens], int]] = []
+            for chunk in chunks:
+                ahead.append((chunk, tokenizer.submit(self._tokens, chunk, first_number), first_number))
+                first_number += len(chunk)
+                if len(ahead) == 2:
+                    yield self._embed_ahead(*ahead.pop(0), width, progress)
+            for rest in ahead:
+                yield self._embed_ahead(*rest, width, progress)
+
+    def _embed_ahead(
+        self, chunk: list[str], tokens: Future[Tokens], first_number: int, width: int, progress: Progress
+    ) -> tuple[list[str], Float32]:
+        return chunk, self._embed_tokens(tokens.result(), width, progress, first_number)
+
+    def _tokens(self, texts: Sequence[str], first_number: int) -> Tokens:
+        tokens = self.text_encoder.active_ids(texts)
+        if not tokens.lengths.all():
+            number = first_number + int(np.argmin(tokens.lengths))
             raise DataError(f"text {number} has no tokens other than padding")
-        out = np.empty((len(texts), width), np.float32)
-        batches = list(batches_of([len(i) for i in ids], BATCH_TOKENS))
+        return tokens
 
-        def run(batch: list[int]) -> None:
-            with np.errstate(all="ignore"):  # what is not finite in the end is refused by name
-                out[batch] = cut(self.encoder.project([ids[i] for i in batch]), width)
-            progress.advance(len(batch))
+    def _embed_tokens(self, tokens: Tokens, width: int, progress: Progress, first_number: int) -> Float32:
+        order = np.argsort(tokens.lengths, kind="stable")
+        ordered = tokens.gathered(order)
+        out = np.empty((len(tokens), width), np.float32)
 
+        def run(batch: tuple[int, int]) -> None:
+            first, end = batch
+            starts = ordered.starts[first : end + 1]
+            ids = ordered.ids[starts[0] : starts[-1]]
+            runner = self._take_runner(len(ids))
+            out[order[first:end]] = runner.run(ids, starts - starts[0])[:, :width]
+            self._runners.put(runner)
+            progress.advance(end - first)
+
+        batches = batches_of(ordered.starts, BATCH_TOKENS)
         if self.threads == 1 or len(batches) == 1:
             for batch in batches:
                 run(batch)
         else:
             with ThreadPoolExecutor(self.threads) as pool:
                 list(pool.map(run, batches))
+        with np.errstate(all="ignore"):  # what is not finite is refused by name
+            out = cut(out, width)
         _check_finite(out, first_number)
         return out
+
+    def _take_runner(self, n_tokens: int) -> Runner:
+        """A runner with room for ``n_tokens`` tokens."""
+        try:
+            runner = self._runners.get_nowait()
+        except queue.Empty:
+            return Runner(self.encoder, max(n_tokens, BATCH_TOKENS))
+        return runner if n_tokens <= runner.n_tokens else Runner(self.encoder, n_tokens)
 
 
 def _check_finite(out: Float32, first_number: int) -> None:
     finite = np.isfinite(out).all(axis=1)
     if not finite.all():
-        raise DataError(f"text {int(np.argmin(finite)) + 1}: its embedding is not finite; the weights are too large")
+        number = first_number + int(np.argmin(finite))
+        raise DataError(f"text {number}: its embedding is not finite; the weights are too large")
 
 
-def batches_of(lengths: Sequence[int], n_tokens: int) -> Iterator[list[int]]:
-    """Indices by ascending length, in batches of at most ``n_tokens`` tokens (or one text)."""
-    batch: list[int] = []
-    total = 0
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and total + lengths[index] > n_tokens:
-            yield batch
-            batch, total = [], 0
-        batch.append(index)
-        total += lengths[index]
-    if batch:
-        yield batch
+def batches_of(starts: npt.NDArray[np.int64], n_tokens: int) -> list[tuple[int, int]]:
+    """Texts first to end for each batch, of at most ``n_tokens`` tokens (or one text); starts: [texts + 1]."""
+    bounds = [0]
+    n_texts = len(starts) - 1
+    while bounds[-1] < n_texts:
+        limit = starts[bounds[-1]] + n_tokens
+        bounds.append(max(bounds[-1] + 1, int(np.searchsorted(starts, limit, side="right")) - 1))
+    return list(pairwise(bounds))
 
 
-def open_embedder(path: str | os.PathLike[str], threads: int = 1) -> Embedder:
+def open_embedder(path: str | os.PathLike[str], threads: int = 1, progress: Progress = SILENT) -> Embedder:
     """The model in ``path``, ready to embed. Raises FileError, FormatError, ShapeError.
+
+    ``progress`` is told when the kernels have to be compiled, which the first use on a machine does.
 
     >>> embedder = krafla_cli.open_embedder("student.bin")
     >>> vectors = embedder.embed(["the cat sleeps", "kedi uyuyor"], dims=32)
     >>> vectors.shape, vectors.dtype
     ((2, 32), dtype('float32'))
     """
-    return Embedder(read(path), threads)
+    return Embedder(read(path), threads, progress)

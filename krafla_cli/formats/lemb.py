@@ -22,15 +22,17 @@ from krafla_cli.formats.cursor import map_file
 from krafla_cli.formats.faults import Report, fault_error
 from krafla_cli.formats.layout import Layout
 from krafla_cli.formats.lemb_check import (
+    Contents,
     Section,
     check,
+    decoded,
     hashes,
     parse_metadata,
     read_table,
-    vocab_entries,
 )
 from krafla_cli.formats.lemb_layout import (
     ALIGNMENT,
+    HASH_BYTES,
     HEADER_BYTES,
     LAYOUT,
     MAX_TOKEN_BYTES,
@@ -57,7 +59,7 @@ class LembModel:
     """A whole model. ``arrays`` holds, by the names of ``lemb_layout.tensors``, the arrays as the file stores them.
 
     That is: float32, int8, or uint8 with packed codes, each of its spec's ``stored_shape``. ``vocab`` is in token-id
-    order; ``metadata`` are the bytes of its section.
+    order; ``metadata`` are the bytes of its section; ``sha256`` is what the file ends with, in hexadecimal.
     """
 
     header: Header
@@ -65,6 +67,7 @@ class LembModel:
     tokenizer: TokenizerConfig
     arrays: Mapping[str, Array] = field(repr=False)
     metadata: bytes | None = None
+    sha256: str | None = None
 
 
 def read(path: PathLike) -> LembModel:
@@ -74,9 +77,9 @@ def read(path: PathLike) -> LembModel:
     """
     data = map_file(path)
     report = Report(str(path), "lemb")
-    sections = check(data, report)
+    contents = check(data, report)
     report.raise_first()
-    return _parse(data, sections)
+    return _parse(data, contents)
 
 
 def validate(path: PathLike) -> Report:
@@ -87,9 +90,9 @@ def validate(path: PathLike) -> Report:
     return report
 
 
-def _parse(data: memoryview, sections: dict[int, Section]) -> LembModel:
+def _parse(data: memoryview, contents: Contents) -> LembModel:
     """The model in a file that has been checked."""
-    content = {kind: data[s.offset : s.end] for kind, s in sections.items()}
+    content = {kind: data[s.offset : s.end] for kind, s in contents.sections.items()}
     header = Header.from_bytes(data)
     arrays = {
         spec.name: np.frombuffer(content[kind][spec.offset : spec.end], spec.dtype).reshape(spec.stored_shape)
@@ -97,9 +100,9 @@ def _parse(data: memoryview, sections: dict[int, Section]) -> LembModel:
         for spec in section_tensors(header, kind)
     }
     metadata = bytes(content[METADATA]) if METADATA in content else None
-    tokens, _ = vocab_entries(bytes(content[TOKENIZER_VOCAB]), header.vocab_size)
-    vocab = tuple(token.decode() for token in tokens)
-    return LembModel(header, vocab, TokenizerConfig.from_bytes(content[TOKENIZER_CONFIG]), arrays, metadata)
+    tokenizer = TokenizerConfig.from_bytes(content[TOKENIZER_CONFIG])
+    sha256 = bytes(data[-HASH_BYTES:]).hex()
+    return LembModel(header, tuple(decoded(contents.tokens)), tokenizer, arrays, metadata, sha256)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -205,9 +208,9 @@ def describe(path: PathLike) -> dict[str, Any]:
     """
     data = map_file(path)
     report = Report(str(path), "lemb")
-    sections = check(data, report)
+    contents = check(data, report)
     report.raise_first()
-    metadata = sections.get(METADATA)
+    metadata = contents.sections.get(METADATA)
     return {
         "format": "lemb",
         "n_bytes": len(data),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
 
 import numpy as np
 
@@ -60,15 +62,21 @@ class Section:
         return SECTION_NAMES.get(self.type, f"type {self.type}")
 
 
-def check(data: memoryview, report: Report) -> dict[int, Section]:
-    """Adds every fault of the file to ``report``; returns its sections of known type.
+@dataclass(frozen=True)
+class Contents:
+    """The sections of known type by their type, and the entries of TOKENIZER_VOCAB."""
 
-    The sections may be used only if the report is valid.
-    """
+    sections: dict[int, Section]
+    tokens: list[bytes]
+
+
+def check(data: memoryview, report: Report) -> Contents:
+    """Adds every fault of the file to ``report``; returns what is in it, to be used only if the report is valid."""
+    contents = Contents({}, [])
     fault = start_fault(data)
     if fault is not None:
         report.faults.append(fault)
-        return {}
+        return contents
     _check_hash(data, report)
     header = Header.from_bytes(data)
     header_faults = list(LAYOUT.faults(header.values))
@@ -76,14 +84,14 @@ def check(data: memoryview, report: Report) -> dict[int, Section]:
     _warn_about_header(header, report)
     table = read_table(data, report)
     if table is None:
-        return {}
+        return contents
     well_placed = _check_places(data, table, report)
-    sections = _check_presence(table, header, report)
+    contents.sections.update(_check_presence(table, header, report))
     if not header_faults:
-        for section in sections.values():
+        for section in contents.sections.values():
             if section in well_placed:
-                _check_content(data, header, section, report)
-    return sections
+                _check_content(data, header, section, report, contents.tokens)
+    return contents
 
 
 def start_fault(data: memoryview) -> Fault | None:
@@ -212,12 +220,13 @@ def _is_required(kind: int, header: Header) -> bool:
 # The sections' content
 
 
-def _check_content(data: memoryview, header: Header, section: Section, report: Report) -> None:
+def _check_content(data: memoryview, header: Header, section: Section, report: Report, tokens: list[bytes]) -> None:
+    """Checks one section; ``tokens`` is filled with the vocabulary's."""
     content = data[section.offset : section.end]
     if section.type in TENSOR_SECTIONS:
         _check_tensors(content, header, section, report)
     elif section.type == TOKENIZER_VOCAB:
-        _check_vocab(content, header, section, report)
+        tokens.extend(_check_vocab(content, header, section, report))
     elif section.type == TOKENIZER_CONFIG:
         faults = list(_tokenizer_faults(content, header, section))
         report.faults.extend(faults)
@@ -262,14 +271,14 @@ def _tensor_fault(content: memoryview, spec: TensorSpec, section: Section) -> Fa
     return None
 
 
-def _check_vocab(content: memoryview, header: Header, section: Section, report: Report) -> None:
-    """``vocab_size`` entries that fill the section, each valid UTF-8, no two alike."""
+def _check_vocab(content: memoryview, header: Header, section: Section, report: Report) -> list[bytes]:
+    """``vocab_size`` entries that fill the section, each valid UTF-8, no two alike. Returns them."""
     where, raw = f"section {section.name}", bytes(content)
     tokens, end = vocab_entries(raw, header.vocab_size)
     if len(tokens) < header.vocab_size:
         text = f"ends inside entry {len(tokens)} of {header.vocab_size}"
         report.fault(FORMAT, where, section.offset + end, text)
-        return
+        return tokens
     if end != len(raw):
         text = f"{section.length} bytes, {header.vocab_size} entries use {end}"
         report.fault(SHAPE, where, section.entry_offset, text)
@@ -279,19 +288,26 @@ def _check_vocab(content: memoryview, header: Header, section: Section, report: 
         report.faults.extend(faults[:_MAX_LISTED])
         if len(faults) > _MAX_LISTED:
             report.fault(FORMAT, where, None, f"{len(faults) - _MAX_LISTED} more entries are wrong")
+    return tokens
 
 
 def vocab_entries(raw: bytes, n: int) -> tuple[list[bytes], int]:
     """The first ``n`` entries of a TOKENIZER_VOCAB section, fewer where it ends; and the offset after the last."""
+    read = BytesIO(raw).read
     tokens: list[bytes] = []
-    position = 0
-    while len(tokens) < n and position < len(raw):
-        end = position + 1 + raw[position]
-        if end > len(raw):
-            break
-        tokens.append(raw[position + 1 : end])
-        position = end
-    return tokens, position
+    with contextlib.suppress(IndexError):  # what an empty read of a length byte gives
+        for _ in range(n):
+            tokens.append(read(read(1)[0]))
+    end = len(tokens) + sum(map(len, tokens))
+    if tokens and raw[end - len(tokens[-1]) - 1] != len(tokens[-1]):  # the section ends inside it
+        end -= len(tokens.pop()) + 1
+    return tokens, end
+
+
+def decoded(tokens: list[bytes]) -> list[str]:
+    """Tokens as text, all at once where none holds a line feed; they are valid UTF-8."""
+    texts = b"\n".join(tokens).decode().split("\n") if tokens else []
+    return texts if len(texts) == len(tokens) else [token.decode() for token in tokens]
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -73,6 +73,26 @@ def gelu_tanh(x: F32x8) -> F32x8:
 
 
 @inline
+def gelu(x: F32x8) -> F32x8:
+    """x/2 · (1 + erf(x / sqrt 2)) as max(x, 0) - |x| Φ(-|x|), Φ(-a) = exp(-polynomial in a); within 3e-7; NaN stays.
+
+    The polynomial was fitted for this file to -ln(erfc(a / sqrt 2) / 2): iteratively reweighted least squares (Lawson)
+    on 1200 Chebyshev nodes of [0, 5.8], weighted by the error that it makes in gelu.
+    """
+    a = minimum(absolute(x), spread_f32(11.0))  # there the polynomial is 111, and what is taken away nothing
+    p = spread_f32(1.1717688771464728e-06)
+    p = fma(p, a, spread_f32(-1.7387261301070948e-05))
+    p = fma(p, a, spread_f32(7.934343029036383e-05))
+    p = fma(p, a, spread_f32(0.00022411400189756138))
+    p = fma(p, a, spread_f32(-0.005083101212036737))
+    p = fma(p, a, spread_f32(0.0365386879447535))
+    p = fma(p, a, spread_f32(0.31823457516581194))
+    p = fma(p, a, spread_f32(0.7978978431746766))
+    p = fma(p, a, spread_f32(0.6931464000764759))
+    return maximum(zero_f32(), x) - a * exp_of_negative(zero_f32() - p)
+
+
+@inline
 def tanh(x: F32x8) -> F32x8:
     """1 - 2 / (exp(2 |x|) + 1) with the sign of x; near 0, where that cancels, a polynomial (Cephes)."""
     size = absolute(x)

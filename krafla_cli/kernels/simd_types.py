@@ -38,6 +38,7 @@ IR_ELEMENTS = {
     "i64": ir.IntType(64),
     "f16": ir.HalfType(),
     "f32": ir.FloatType(),
+    "f64": ir.DoubleType(),
 }
 I32 = IR_ELEMENTS["i32"]
 
@@ -55,7 +56,7 @@ class Vec(types.Type):  # type: ignore[misc]
 
     @property
     def is_float(self) -> bool:
-        return self.element == "f32"
+        return self.element in ("f32", "f64")
 
 
 @register_model(Vec)
@@ -103,7 +104,7 @@ _INT_OPS = {
     operator.lshift: "shl",
     operator.rshift: "ashr",
 }
-_NUMBERS = {"f32": types.float32, "i8": types.int8, "i16": types.int16, "i32": types.int32}
+_NUMBERS = {"f32": types.float32, "f64": types.float64, "i8": types.int8, "i16": types.int16, "i32": types.int32}
 _COMPARISONS = {operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "=="}
 
 

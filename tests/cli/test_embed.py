@@ -143,7 +143,8 @@ def test_files_that_are_no_models(model: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_torch_and_click_free_start(model: Path) -> None:
-    """Embedding imports no torch; the library imports no click."""
+    """Embedding imports no torch, and once its kernels are compiled no numba; the library imports no click."""
+    open_embedder(model)
     code = (
         "import sys; from krafla_cli.embed.embedder import open_embedder; "
         "open_embedder('m.bin').embed(['cat']); "

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import BertTokenizer
 
 from krafla_cli import open_embedder
@@ -31,7 +33,7 @@ def model_of(flags: int = 0, tokenizer: Any = TOKENIZER, **changes: Any) -> lemb
 
 def pieces(text: str, flags: int = 0, **tokenizer: Any) -> list[str]:
     encoder = TextEncoder(model_of(flags, replace(TOKENIZER, **tokenizer), max_seq_len=64))
-    return [PIECES[i] for i in encoder.ids([text])[0]]
+    return [PIECES[i] for i in encoder.ids([text]).of(0)]
 
 
 # --- WordPiece
@@ -93,8 +95,8 @@ def test_other_prefixes() -> None:
 def test_cut_after_wrapping(n: int) -> None:
     """Decision: [CLS] pieces [SEP], then the first max_seq_len; the final [SEP] may fall off."""
     encoder = TextEncoder(model_of(max_seq_len=n))
-    assert encoder.ids(["hello world"])[0] == [2, PIECES.index("hello"), PIECES.index("world"), 3][:n]
-    assert encoder.ids([""])[0] == [2, 3][:n]
+    assert encoder.ids(["hello world"]).of(0) == [2, PIECES.index("hello"), PIECES.index("world"), 3][:n]
+    assert encoder.ids([""]).of(0) == [2, 3][:n]
 
 
 @pytest.mark.parametrize("flags", [0, FLAG_LOWER_CASE, FLAG_LOWER_CASE | FLAG_STRIP_ACCENTS])
@@ -116,7 +118,33 @@ def test_ids_are_transformers(flags: int) -> None:
         "a" * 101,
     ]
     for text in texts:
-        assert encoder.ids([text])[0] == oracle(text)["input_ids"], text
+        assert encoder.ids([text]).of(0) == oracle(text)["input_ids"], text
+
+
+WORDS = st.text(st.sampled_from("abuns İIé\u0301東.[]\t\x1c\u00a0\u2003\u200b\x00SEP"), max_size=12)
+
+
+@pytest.mark.parametrize("flags", [0, FLAG_LOWER_CASE | FLAG_STRIP_ACCENTS])
+def test_a_text_has_the_ids_of_its_words(flags: int) -> None:
+    """The library on the whole text gives what it gives word by word, whatever the white space and the marks."""
+    encoder = TextEncoder(model_of(flags, max_seq_len=9))
+
+    @given(st.lists(WORDS, min_size=1, max_size=5))
+    @settings(deadline=None, max_examples=200, derandomize=True, database=None)
+    def check(texts: list[str]) -> None:
+        whole = [[2, *encoder.library.encode(t, add_special_tokens=False).ids, 3][:9] for t in texts]
+        tokens = encoder.ids(texts)
+        assert [tokens.of(i) for i in range(len(texts))] == whole
+
+    check()
+
+
+def test_words_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("krafla_cli.embed.wordpiece.MAX_KNOWN_CHARS", 10)
+    encoder = TextEncoder(model_of())
+    for text in ("hello world", "a b c d e f", "hello"):
+        assert encoder.ids([text]).of(0) == TextEncoder(model_of()).ids([text]).of(0)
+    assert list(encoder._known.numbers) == ["hello"]
 
 
 # --- embeddings
@@ -131,7 +159,7 @@ def test_against_the_literal_transcription() -> None:
         assert got.shape == (5, dims)
         assert got.dtype == np.float32
         assert np.allclose(np.linalg.norm(got, axis=1), 1, atol=1e-6)
-        literal = [LiteralModel(model).embed(embedder.text_encoder.ids([t])[0], dims) for t in texts]
+        literal = [LiteralModel(model).embed(embedder.text_encoder.ids([t]).of(0), dims) for t in texts]
         assert np.abs(got - np.stack(literal)).max() <= 1e-5
 
 
@@ -140,8 +168,8 @@ def test_padding_ids_shorten_a_text_as_section_6_counts() -> None:
     tokenizer = replace(TOKENIZER, pad_token_id=PIECES.index("a"))
     model = model_of(tokenizer=tokenizer)
     embedder = Embedder(model)
-    ids = embedder.text_encoder.ids(["a hello a world"])[0]
-    assert embedder.text_encoder.active_ids(["a hello a world"])[0] == ids[:4]
+    ids = embedder.text_encoder.ids(["a hello a world"]).of(0)
+    assert embedder.text_encoder.active_ids(["a hello a world"]).of(0) == ids[:4]
     literal = LiteralModel(model).embed(ids, 12)
     assert np.abs(embedder.embed(["a hello a world"])[0] - literal).max() <= 1e-5
 
@@ -170,8 +198,8 @@ def test_order_and_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> Non
     texts = [" ".join(rng.choice(["hello", "world", "a", "unaffable"], n)) for n in rng.integers(0, 12, 60)]
     one = Embedder(model_of()).embed(texts)
     assert np.array_equal(Embedder(model_of(), threads=3).embed(texts), one)
-    assert np.allclose(Embedder(model_of()).embed(texts[::-1])[::-1], one, atol=1e-6)
-    assert np.allclose(np.concatenate([Embedder(model_of()).embed([t]) for t in texts]), one, atol=1e-6)
+    assert np.array_equal(Embedder(model_of()).embed(texts[::-1])[::-1], one)
+    assert np.array_equal(np.concatenate([Embedder(model_of()).embed([t]) for t in texts]), one)
 
 
 def test_half_a_surrogate_pair_is_named() -> None:
@@ -194,8 +222,10 @@ def test_a_projection_of_zeros_gives_zeros() -> None:
 
 
 def test_batches() -> None:
-    assert list(batches_of([5, 1, 9, 1, 4], 6)) == [[1, 3, 4], [0], [2]]
-    assert list(batches_of([], 6)) == []
+    lengths = [1, 1, 4, 5, 9, 9]
+    assert batches_of(np.array([0, *np.cumsum(lengths)]), 6) == [(0, 3), (3, 4), (4, 5), (5, 6)]
+    assert batches_of(np.array([0, *np.cumsum(lengths)]), 100) == [(0, 6)]
+    assert batches_of(np.array([0]), 6) == []
 
 
 def test_open_embedder(tmp_path: Any) -> None:
