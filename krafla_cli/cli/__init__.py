@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("validate", "Check files; exit code 1 if any is bad"),
     "pack-embed": ("pack_embed", "Trained student -> LEMB embedding model"),
     "embed": ("embed", "Embed texts with a LEMB model"),
+    "index": ("index", "Index a corpus with a LEMB model, and search it"),
     "diff": ("diff", "What differs between two files of one kind, and how much"),
     "imatrix": ("imatrix", "Add up importance matrices; see which channels matter"),
     "fingerprint": ("fingerprint", "Mark customers' copies of a LEMB model, and find whose one is"),

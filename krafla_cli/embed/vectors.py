@@ -11,12 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from krafla_cli.errors import UsageError
+from krafla_cli.formats.npy import npy_header
 from krafla_cli.formats.text import printable
 
 Float32 = npt.NDArray[np.float32]
-
-_NPY_MAGIC = b"\x93NUMPY\x01\x00"
-_NPY_HEADER_BYTES = 128  # room for any number of rows
 
 
 def vector_writer(path: Path) -> type[NpyWriter] | type[JsonLinesWriter]:
@@ -48,9 +46,7 @@ class NpyWriter:
         self.file.write(self._header())
 
     def _header(self) -> bytes:
-        text = repr({"descr": "<f4", "fortran_order": False, "shape": (self.n_rows, self.dims)})
-        n_text = _NPY_HEADER_BYTES - len(_NPY_MAGIC) - 2
-        return _NPY_MAGIC + n_text.to_bytes(2, "little") + text.ljust(n_text - 1).encode("ascii") + b"\n"
+        return npy_header("<f4", (self.n_rows, self.dims))
 
 
 class JsonLinesWriter:

@@ -79,6 +79,16 @@ def load_f64(typingctx: Any, p: Any, i: Any) -> Typed:
 
 
 @intrinsic
+def load_int8_f64(typingctx: Any, p: Any, i: Any) -> Typed:
+    """8 int8 from p[i] on, as float64."""
+
+    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return builder.sitofp(_loaded(context, builder, sig, args, _i8x8.ir), f64x8.ir)
+
+    return f64x8(p, types.intp), build
+
+
+@intrinsic
 def widen(typingctx: Any, x: Any) -> Typed:
     """8 float32 as float64."""
     return f64x8(f32x8), lambda c, b, sig, args: b.fpext(args[0], f64x8.ir)

@@ -1,8 +1,9 @@
-"""The operations of LEMB's forward pass (its specification, section 6): their operands, and the layout of matrices.
+"""The operations of LEMB's forward pass (its specification, section 6) and of the search.
 
-No numba here: this is what callers import. Texts of a batch lie one after the other, a row for each token: T rows,
-T = batch.n_tokens. The rows of every float32 array are ``stride`` values apart, a multiple of ``PAD``, and zero behind
-the ``n_cols`` that count; arrays have room for a multiple of 4 rows.
+Their operands, and how matrices are laid out for them. No numba here: this is what callers import. Texts of
+a batch lie one after the other, a row for each token: T rows, T = batch.n_tokens. The rows of every float32 array are
+``stride`` values apart, a multiple of ``PAD``, and zero behind the ``n_cols`` that count; arrays have room for a
+multiple of 4 rows.
 """
 
 from __future__ import annotations
@@ -102,6 +103,19 @@ ATTEND = _operation("text_attention", "attend_texts", ATTENTION)
 # The mean of a text's rows after LayerNorm, times ``weight`` plus ``bias``: out [texts, stride].
 POOLING = struct("POOLING", x="f32*", weight="f32*", bias="f32*", out="f32*", n_cols="i64", stride="i64")
 POOL = _operation("layer_norm", "pool_texts", POOLING)
+
+# The search: rows [n_rows, n_cols] float32, or int8 each times its scale, times the query: scores [n_rows], in float64.
+MATCHES = struct(
+    "MATCHES",
+    rows="i8*",
+    is_int8="i64",
+    scales="f32*",
+    query="f64*",
+    n_rows="i64",
+    n_cols="i64",
+    scores="f64*",
+)
+SCORE_ROWS = _operation("search", "score_rows", MATCHES)
 
 
 def attention_scratch_bytes(n_tokens: int, head_dim: int) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from krafla_cli.formats import index_folder
 from krafla_cli.formats.detect import detect
 from krafla_cli.formats.layout import Layout
 from krafla_cli.formats.text import human_bytes, printable
@@ -28,11 +29,27 @@ def describe(path: str | os.PathLike[str], ctx: int | None = None, with_tensors:
 
     Raises FileError, FormatError or ShapeError: a file that is not valid is not described.
     """
+    if index_folder.is_index(path):
+        return describe_index(Path(path))
     kind = detect(path)
     module = importlib.import_module(_DESCRIBERS[kind.kind])
     describe_kind: Callable[[str | os.PathLike[str], int | None, bool], Document] = module.describe
     start = {"path": str(path), "kind": kind.kind, "title": kind.title, "bytes": Path(path).stat().st_size}
     return start | describe_kind(path, ctx, with_tensors)
+
+
+def describe_index(folder: Path) -> Document:
+    """The document of a search index. Raises FileError, FormatError."""
+    manifest = index_folder.open_index(folder).manifest
+    files = [folder / name for name in index_folder.FILES if (folder / name).is_file()]
+    return {
+        "path": str(folder),
+        "kind": "index",
+        "title": "search index",
+        "bytes": sum(file.stat().st_size for file in files),
+        "summary": vars(manifest),
+        "tables": {"files": [{"file": file.name, "bytes": file.stat().st_size} for file in files]},
+    }
 
 
 def header_rows(

@@ -203,7 +203,8 @@ def test_the_lowering_is_the_one_asked_for() -> None:
 @pytest.mark.slow
 def test_kernels_in_plain_llvm_code() -> None:
     environment = {**os.environ, "MLB_SIMD": "generic"}
-    tests = [str(FOLDER / part) for part in ("kernels", "quant", "runtime/test_fast.py", "embed/test_forward.py")]
+    parts = ("kernels", "quant", "runtime/test_fast.py", "embed/test_forward.py", "embed/test_search.py")
+    tests = [str(FOLDER / part) for part in parts]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=FOLDER.parent)
     assert result.returncode == 0, result.stdout[-2000:]
