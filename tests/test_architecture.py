@@ -17,7 +17,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"errors"},
     {"progress"},
-    {"formats"},
+    {"formats", "pool"},
+    {"cluster"},
     {"kernels"},
     {"rope", "quant", "parts", "torch_file"},
     {"tokenizer"},
@@ -41,6 +42,8 @@ ALLOWED = {
     "jinja2": {"tokenizer"},
     "safetensors": {"convert", "embed", "export", "runtime"},
     "transformers": set(),
+    "ray": {"cluster"},
+    "pyarrow": {"embed"},
 }
 
 

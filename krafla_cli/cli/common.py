@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +17,8 @@ from krafla_cli.progress import Progress
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+    from krafla_cli.pool import Pool
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -92,6 +96,46 @@ def engine_options(default_ctx: str) -> Callable[[F], F]:
         return command
 
     return decorated
+
+
+def _check_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuses what is no address of a cluster, such as a file name that follows a bare --ray."""
+    if value is not None and not re.fullmatch(r"local|auto|[\w.-]+:\d{1,5}", value):
+        raise click.BadParameter(f"{value!r} is neither HOST:PORT nor auto nor local; write a bare --ray last")
+    return value
+
+
+def ray_options(command: F) -> F:
+    """Adds --ray [ADDRESS] (None when not given) and --workers N."""
+    for decorate in (
+        click.option("--workers", type=click.IntRange(1), help="With --ray: workers [default: as processors allow]."),
+        click.option(
+            "--ray",
+            callback=_check_address,
+            metavar="[ADDRESS]",
+            is_flag=False,
+            flag_value="local",
+            help="Work on a Ray cluster: HOST:PORT, auto, or one on this machine. --threads are each worker's, 1.",
+        ),
+    ):
+        command = decorate(command)
+    return command
+
+
+@contextlib.contextmanager
+def open_pool(ray: str | None, workers: int | None, threads: int | None, progress: Progress) -> Iterator[Pool]:
+    """The workers that --ray and --workers ask for; without --ray, this process."""
+    if ray is None:
+        from krafla_cli.pool import LocalPool
+
+        if workers is not None:
+            raise click.UsageError("--workers goes with --ray")
+        yield LocalPool()
+        return
+    from krafla_cli.cluster import ray_pool
+
+    with ray_pool(ray, workers, threads or 1, progress) as pool:
+        yield pool
 
 
 def print_json(document: Any) -> None:

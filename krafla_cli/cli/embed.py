@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,6 +16,7 @@ from krafla_cli.cli.common import (
     json_option,
     note,
     print_json,
+    ray_options,
     threads_option,
 )
 
@@ -30,10 +30,13 @@ _CHUNK = 4096  # texts embedded at once: bounds memory, and is plenty for batche
 @click.command("embed")
 @click.argument("model", type=FILE_PATH)
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option("-f", "--file", "file", type=FILE_PATH, help="Texts, one a line; - is stdin.")
-@click.option("--field", help="The file has JSON lines; the text is in this field [*.jsonl: text].")
+@click.option("-f", "--file", "files", type=FILE_PATH, multiple=True, help="Texts, a line each; a glob; - is stdin.")
+@click.option("--field", help="JSON lines or Parquet; the text is in this field [*.jsonl, *.parquet: text].")
 @click.option("--dims", type=int, help="Width: one of the model's Matryoshka widths [default: the full one].")
-@click.option("-o", "--output", type=FILE_PATH, help="Write float32 rows: .npy or .jsonl.")
+@click.option("-o", "--output", type=FILE_PATH, help="Write float32 rows: .npy or .jsonl; a folder: Parquet shards.")
+@click.option("--shard-texts", type=click.IntRange(1), help="Texts in a shard [default: 8192].")
+@click.option("--strict", is_flag=True, help="Shards: stop at a text that cannot be read, not leave it out.")
+@ray_options
 @threads_option()
 @force_option
 @json_option
@@ -45,6 +48,8 @@ def command(**options: Any) -> None:
     mlb embed model.bin "merhaba" "selam" --dims 128     a table, with the cosine to the first text
     mlb embed model.bin -f corpus.txt -o corpus.npy      one row for each line
     mlb embed model.bin -f docs.jsonl --field body --json
+    mlb embed model.bin -f 'corpus/*.parquet' -o out/    shards; once more goes on where a killed job was
+    mlb embed model.bin -f 'corpus/*.parquet' -o out/ --ray head:6379
 
     An empty text has the embedding of [CLS] [SEP]. With --json and -o, the document tells what was written.
     """
@@ -54,50 +59,57 @@ def command(**options: Any) -> None:
 def _embed(
     model: Path,
     texts: tuple[str, ...],
-    file: Path | None,
+    files: tuple[Path, ...],
     field: str | None,
     dims: int | None,
     output: Path | None,
     threads: int | None,
     force: bool,
     as_json: bool,
+    **corpus: Any,
 ) -> None:
-    if bool(texts) == (file is not None):
+    if bool(texts) == bool(files):
         raise click.UsageError("give TEXT arguments or -f FILE")
-    if field is not None and file is None:
+    if field is not None and not files:
         raise click.UsageError("--field goes with -f FILE")
+    if files and output is not None and (output.is_dir() or not output.suffix):
+        from krafla_cli.cli.embed_corpus import embed_to_shards
+
+        embed_to_shards(model, files, field, dims, output, threads, force, as_json, **corpus)
+        return
+    if any(corpus.values()):
+        raise click.UsageError("--ray, --workers, --shard-texts and --strict are for -f FILE with a folder, -o out/")
     from krafla_cli.embed.threads import limit_library_threads
 
     n_threads = limit_library_threads(threads)
+    from krafla_cli.embed.corpus import expand
     from krafla_cli.embed.embedder import open_embedder
     from krafla_cli.embed.texts import count_lines
     from krafla_cli.formats.atomic import check_target
 
-    inputs = (model,) if file is None else (model, file)
+    paths = expand([str(file) for file in files])
+    inputs = (model, *paths)
     if output is not None:
         check_target(output, force, inputs)
     embedder = open_embedder(model, n_threads, TerminalProgress())
     width = embedder.check_dims(dims)
-    with _source(texts, file, field) as source:
-        rows = _rows(embedder, width, source, count_lines(file) if file else len(texts))
-        if output is not None:
-            _write(embedder, width, rows, output, force, inputs, as_json)
-        elif as_json:
-            _print_json(embedder, width, rows)
-        else:
-            _print_table(width, rows)
+    rows = _rows(embedder, width, _source(texts, paths, field), sum(map(count_lines, paths)) or len(texts))
+    if output is not None:
+        _write(embedder, width, rows, output, force, inputs, as_json)
+    elif as_json:
+        _print_json(embedder, width, rows)
+    else:
+        _print_table(width, rows)
 
 
-@contextlib.contextmanager
-def _source(texts: tuple[str, ...], file: Path | None, field: str | None) -> Iterator[Iterator[str]]:
-    """The texts of the command line or of the file."""
-    from krafla_cli.embed.texts import check_unicode, field_of, open_texts, read_texts
+def _source(texts: tuple[str, ...], paths: list[Path], field: str | None) -> Iterator[str]:
+    """The texts of the command line or of the files."""
+    from krafla_cli.embed.corpus import texts_of
+    from krafla_cli.embed.texts import check_unicode
 
-    if file is None:
-        yield iter([check_unicode(text, f"text {i}") for i, text in enumerate(texts, 1)])
-        return
-    with open_texts(file) as f:
-        yield read_texts(f, "standard input" if str(file) == "-" else str(file), field_of(file, field))
+    if paths:
+        return texts_of(paths, field)
+    return iter([check_unicode(text, f"text {i}") for i, text in enumerate(texts, 1)])
 
 
 def _rows(embedder: Embedder, width: int, texts: Iterator[str], n_texts: int) -> Rows:

@@ -41,14 +41,20 @@ def read_texts(file: BinaryIO, name: str, field: str | None = None) -> Iterator[
     empty_line = 0
     for number, line in enumerate(_lines(file, name), 1):
         where = f"{name}: line {number}"
-        if field is None:
-            yield _decoded(line, where)
-        elif not line.strip():
+        if field is not None and not line.strip():
             empty_line = empty_line or number
         elif empty_line:
             raise FormatError(f"{name}: line {empty_line} is empty, JSON lines have an object on each")
         else:
-            yield _field_text(parse_json(line, where), field, where)
+            yield text_of_line(line, field, where)
+
+
+def text_of_line(line: bytes, field: str | None, where: str) -> str:
+    """The text of one line without its end: the line itself, or with ``field`` that field of its JSON object.
+
+    ``where`` is for errors. Raises FormatError (not UTF-8, not such a JSON object), InputError (half a surrogate pair).
+    """
+    return decoded(line, where) if field is None else _field_text(parse_json(line, where), field, where)
 
 
 def count_lines(path: Path) -> int:
@@ -79,13 +85,19 @@ def check_unicode(text: str, where: str) -> str:
 def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
     try:
         for number, line in enumerate(file):
-            text = line.removesuffix(b"\n").removesuffix(b"\r")
-            yield text.removeprefix(b"\xef\xbb\xbf") if number == 0 else text
+            yield line_content(line, is_first=number == 0)
     except OSError as error:
         raise FileError(f"cannot read {name}: {os_reason(error)}") from error
 
 
-def _decoded(line: bytes, where: str) -> str:
+def line_content(line: bytes, is_first: bool) -> bytes:
+    """``line`` without its end; without the byte order mark as well where it is a file's first."""
+    text = line.removesuffix(b"\n").removesuffix(b"\r")
+    return text.removeprefix(b"\xef\xbb\xbf") if is_first else text
+
+
+def decoded(line: bytes, where: str) -> str:
+    """``line`` as text. Raises FormatError: not UTF-8."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:

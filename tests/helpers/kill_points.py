@@ -1,16 +1,19 @@
 """Runs a command again and again, each time ended without warning at its next call that changes the disk.
 
-    python -m tests.helpers.kill_points FOLDER ARGS...
+    python -m tests.helpers.kill_points [--resume] FOLDER ARGS...
 
 Imports once, then forks a child for every k = 1, 2, ...: the child counts writes, fsyncs and renames and ends itself
 at the k-th. After each, ``FOLDER`` must hold each target old or new, whole; the last child gets to its end. Prints one
-JSON document: how many kill points there were, and what was wrong.
+JSON document: how many kill points there were, and what was wrong. With --resume the command is a job of shards in
+FOLDER: after each kill every shard must be whole, and a second run must leave what one without a kill leaves.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -78,16 +81,37 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     }
 
 
-def main() -> None:
-    folder, args = Path(sys.argv[1]), sys.argv[2:]
+def run_child(args: list[str], k: int) -> int:
+    """The exit code of the command, ended at point ``k``."""
+    pid = os.fork()
+    if pid == 0:
+        child(args, k)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def resume(folder: Path, args: list[str]) -> None:
+    importlib.import_module("krafla_cli.embed.shards")  # once, not in every child
+    run_child(args, sys.maxsize)
+    new = snapshot(folder)
+    wrong: list[str] = []
+    for k in range(1, MOST_POINTS):
+        shutil.rmtree(folder)
+        status = run_child(args, k)
+        torn = [name for name, data in snapshot(folder).items() if name.startswith("part-") and data != new[name]]
+        wrong += [f"kill point {k}: {name} is not whole" for name in torn]
+        if status != KILLED:
+            break
+        if run_child(args, sys.maxsize) != 0 or {p.name: p.read_bytes() for p in folder.iterdir()} != new:
+            wrong.append(f"kill point {k}: the second run left something else")
+    print(json.dumps({"points": k - 1, "wrong": wrong, "files": sorted(new)}))
+
+
+def old_or_new(folder: Path, args: list[str]) -> None:
     old = snapshot(folder)
     wrong: list[str] = []
     seen: list[dict[str, bytes]] = []
     for k in range(1, MOST_POINTS):
-        pid = os.fork()
-        if pid == 0:
-            child(args, k)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        status = run_child(args, k)
         seen.append(snapshot(folder))
         if status != KILLED:
             if status != 0:
@@ -114,4 +138,7 @@ def restore(folder: Path, old: dict[str, bytes]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "--resume":
+        resume(Path(sys.argv[2]), sys.argv[3:])
+    else:
+        old_or_new(Path(sys.argv[1]), sys.argv[2:])
