@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from krafla_cli.convert.pipeline import convert
     from krafla_cli.embed.embedder import open_embedder
-    from krafla_cli.formats.validate import validate
+    from krafla_cli.report.validate import validate
     from krafla_cli.runtime.model import open_model
     from krafla_cli.tokenizer.load import load_tokenizer
 
@@ -20,7 +20,7 @@ _MODULES = {
     "load_tokenizer": "krafla_cli.tokenizer.load",
     "open_embedder": "krafla_cli.embed.embedder",
     "open_model": "krafla_cli.runtime.model",
-    "validate": "krafla_cli.formats.validate",
+    "validate": "krafla_cli.report.validate",
 }
 
 

@@ -15,19 +15,21 @@ if TYPE_CHECKING:
 
 @click.command("validate")
 @click.argument("paths", nargs=-1, required=True, type=FILE_PATH)
+@click.option("--strict", is_flag=True, help="Warnings are faults too.")
 @json_option
 @common_options
-def command(paths: tuple[Path, ...], as_json: bool) -> int:
+def command(paths: tuple[Path, ...], strict: bool, as_json: bool) -> int:
     """Check files of every known format, whole folders too. Made for CI: exit code 1 if any is bad.
 
     \b
     mlb validate model.mlb model.mlt    a line for each file
     mlb validate ./models --json        every file below the folder, as one JSON document
+    mlb validate model.mlb --strict     NaN, rows of zeros, bytes that belong to nothing, ... are faults
     """
     from krafla_cli.errors import InputError
-    from krafla_cli.formats.validate import expand, validate
+    from krafla_cli.report.validate import expand, validate
 
-    reports = [validate(path) for path in expand(paths)]
+    reports = [validate(path, strict) for path in expand(paths)]
     if not reports:
         raise InputError(f"no files of a known format in {', '.join(map(str, paths))}")
     if as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from krafla_cli.errors import MlbError, from_fault
 from krafla_cli.formats.text import printable
@@ -11,6 +11,7 @@ IO = "ML_E_IO"
 FORMAT = "ML_E_FORMAT"
 SHAPE = "ML_E_SHAPE"
 WARNING = "WARNING"
+STRICT = "STRICT"  # of a warning that counts as a fault; no loader has this status
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ class Report:
     def warn(self, where: str, offset: int | None, message: str) -> None:
         """Records a warning."""
         self.warnings.append(Fault(WARNING, where, offset, message))
+
+    def strict(self) -> Report:
+        """The same report, its warnings as faults of the status STRICT."""
+        return Report(self.path, self.kind, [*self.faults, *(replace(w, status=STRICT) for w in self.warnings)])
 
     def raise_first(self) -> None:
         """Raises the first fault as an exception of its status, if there is one."""

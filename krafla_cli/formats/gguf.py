@@ -21,6 +21,7 @@ from krafla_cli.formats.data_types import BY_GGML, DataType
 from krafla_cli.formats.faults import FORMAT, SHAPE, Fault, Report
 from krafla_cli.formats.layout import Field, Layout, Rule, one_of
 from krafla_cli.formats.text import printable
+from krafla_cli.formats.values import warn_about_gaps, warn_about_tensor
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -141,6 +142,11 @@ def _warn(data: memoryview, reading: _Reading, report: Report) -> None:
     padded = _aligned(end, reading.alignment)
     if len(data) > padded:
         report.warn("file", padded, f"{len(data) - padded} bytes after the last tensor belong to nothing")
+    for t in reading.tensors.values():
+        content = data[t.offset : t.offset + t.n_bytes]
+        warn_about_tensor(content, printable(t.name), t.kind, t.shape, t.offset, report)
+    spans = [(t.offset, t.offset + t.n_bytes, printable(t.name)) for t in reading.tensors.values()]
+    warn_about_gaps(data, [(0, reading.offset, "the descriptions"), *spans], min(padded, len(data)), report)
     count = reading.metadata.get("split.count")
     if count is not None and isinstance(count.value, int) and count.value > 1:
         report.warn("split.count", count.offset, f"the model is split over {count.value} files; this is one of them")

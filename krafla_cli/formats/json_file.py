@@ -30,8 +30,22 @@ def read_json_object(path: str | os.PathLike[str], max_bytes: int = MAX_JSON_BYT
     """As :func:`read_json`, where the document must be an object ({...})."""
     document = read_json(path, max_bytes)
     if not isinstance(document, dict):
-        raise FormatError(f"{printable(str(path))}: must hold a JSON object, holds a {type(document).__name__}")
+        raise FormatError(f"{printable(str(path))}: must hold a JSON object, holds {shown_json(document)}")
     return document
+
+
+def shown_json(value: Any, max_chars: int = 60) -> str:
+    """A value from a JSON document as it stands there (null, true, "text"), cut and safe to print."""
+    if isinstance(value, dict):
+        return "an object" if value else "an empty object"
+    if isinstance(value, list):
+        shown = ", ".join("[...]" if isinstance(v, list) else shown_json(v, max_chars) for v in value[:5])
+        return printable(f"[{shown}{', ...' if len(value) > 5 else ''}]", max_chars)
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 256:
+        return "a number of over 70 digits"
+    if isinstance(value, str):
+        return f'"{printable(value, max_chars)}"'
+    return printable(json.dumps(value), max_chars)
 
 
 def parse_json(data: bytes | memoryview, name: str) -> Any:

@@ -38,6 +38,7 @@ from krafla_cli.formats.lemb_layout import (
     section_tensors,
 )
 from krafla_cli.formats.text import printable_bytes
+from krafla_cli.formats.values import rows_text, zero_rows
 
 _MIN_BYTES = HEADER_BYTES + 2 + HASH_BYTES
 _MAX_LISTED = 8  # faults of one kind that are listed one by one
@@ -250,6 +251,10 @@ def _check_tensors(content: memoryview, header: Header, section: Section, report
         fault = None if spec.ignored else _tensor_fault(content[spec.offset : spec.end], spec, section)
         if fault is not None:
             report.faults.append(fault)
+        elif len(spec.shape) == 2:
+            rows = zero_rows(np.frombuffer(content[spec.offset : spec.end], spec.dtype).reshape(spec.stored_shape))
+            if len(rows):
+                report.warn(spec.name, section.offset + spec.offset, rows_text(rows))
 
 
 def _tensor_fault(content: memoryview, spec: TensorSpec, section: Section) -> Fault | None:

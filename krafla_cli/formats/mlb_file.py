@@ -32,8 +32,10 @@ from krafla_cli.formats.mlb import (
     TensorSpec,
 )
 from krafla_cli.formats.text import printable, printable_bytes
+from krafla_cli.formats.values import first_not_finite, rows_text, zero_rows
 from krafla_cli.formats.writer import AlignedWriter, Buffer, byte_view
 
+_Q4_0_ZEROS = 0x88  # two weights of level 8 - 8
 _SCAN_BYTES = 1 << 20  # fits the second-level cache, so that a scan runs at the speed of memory
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 QuantArray: TypeAlias = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
@@ -123,7 +125,7 @@ def open_mlb(path: str | os.PathLike[str], scan: bool = True) -> MlbFile:
 
 
 def validate(path: str | os.PathLike[str]) -> Report:
-    """Every fault of the file, as far as going on is safe, with warnings about padding and trailing bytes.
+    """Every fault of the file, as far as going on is safe, with warnings about all that a loader overlooks.
 
     Raises FileError when the file cannot be opened.
     """
@@ -134,6 +136,7 @@ def validate(path: str | os.PathLike[str]) -> Report:
         report.faults.extend(_q8_faults(data, plan))
         _warn_about_header(data, plan, report)
         _warn_about_padding(data, plan, report)
+        _warn_about_values(MlbFile(path, data, plan), report)
     return report
 
 
@@ -247,6 +250,29 @@ def _warn_about_header(data: memoryview, plan: BodyPlan, report: Report) -> None
             if getattr(header, name):
                 value = shown(getattr(header, name))
                 report.warn(name, LAYOUT[name].offset, f"is {value}, but rope_type is 0 (plain)")
+
+
+def _warn_about_values(model: MlbFile, report: Report) -> None:
+    """The specification allows any number in norms, biases and scales; these make every answer garbage."""
+    for spec in model.tensors.values():
+        if spec.encoding == "f32":
+            bad = first_not_finite(model.float32(spec.name).reshape(-1))
+            if bad is not None:
+                report.warn(spec.name, spec.offset + 4 * bad, f"element {bad} is NaN or infinite")
+        elif spec.is_quantized:
+            _warn_about_matrix(model.quantized(spec.name), spec, report)
+
+
+def _warn_about_matrix(matrix: QuantizedArray, spec: TensorSpec, report: Report) -> None:
+    scales = matrix.d.reshape(-1)
+    bad = first_not_finite(scales.view(np.uint16) if scales.dtype == np.float16 else scales)
+    if bad is not None:
+        row, block = divmod(bad, matrix.d.shape[1])
+        offset = spec.scale_offset + bad * scales.itemsize
+        report.warn(spec.name, offset, f"the scale of row {row}, block {block} is NaN or infinite")
+    rows = zero_rows(matrix.q, 0 if spec.encoding == "q8_0" else _Q4_0_ZEROS, matrix.d)
+    if len(rows):
+        report.warn(spec.name, spec.offset, rows_text(rows))
 
 
 def _warn_about_padding(data: memoryview, plan: BodyPlan, report: Report) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -174,6 +175,7 @@ def _check(data: memoryview, report: Report) -> Dimensions:
         report.fault(FORMAT, "file", None, text)
     if report.valid:
         _check_sums(data, dimensions, report)
+        _warn_about_counts(values, Imatrix(dimensions, _sums(data)), report)
         if values["q_dim"] == values["dim"]:
             report.warn("q_dim", LAYOUT["q_dim"].offset, "is dim: it is written as 0 then")
     return dimensions
@@ -190,6 +192,25 @@ def _check_sums(data: memoryview, dimensions: Dimensions, report: Report) -> Non
             channel = int(np.argmin(good))
             text = f"sum of channel {channel} must be finite and >= 0, is {sums[channel]:g}"
             report.fault(FORMAT, slot_name(layer, slot), offset + 8 * channel, text)
+        offset += 8 * len(sums)
+
+
+def _warn_about_counts(values: dict[str, Any], imatrix: Imatrix, report: Report) -> None:
+    """Counts that no recording ends with; channels without a sum are then weighed alike."""
+    if not values["layer_tokens"]:
+        report.warn("layer_tokens", LAYOUT["layer_tokens"].offset, "is 0: nothing was recorded in the layers")
+    if not values["classifier_tokens"]:
+        report.warn("classifier_tokens", LAYOUT["classifier_tokens"].offset, "is 0: nothing was recorded there")
+    if values["classifier_tokens"] > values["layer_tokens"]:
+        text = f"is {values['classifier_tokens']}, more than the {values['layer_tokens']} of the layers"
+        report.warn("classifier_tokens", LAYOUT["classifier_tokens"].offset, text)
+    offset = HEADER_BYTES
+    for layer, slot in slots(imatrix.dimensions):
+        sums = imatrix.of(layer, slot)
+        n_tokens = values["classifier_tokens" if layer is None else "layer_tokens"]
+        if bool(sums.any()) != bool(n_tokens):
+            text = "all sums are 0" if n_tokens else "sums of no tokens are not 0"
+            report.warn(slot_name(layer, slot), offset, text)
         offset += 8 * len(sums)
 
 

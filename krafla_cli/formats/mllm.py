@@ -22,6 +22,7 @@ from krafla_cli.formats.data_types import BY_MLLM, DataType
 from krafla_cli.formats.faults import FORMAT, SHAPE, Fault, Report
 from krafla_cli.formats.layout import Field, Layout, Rule, one_of
 from krafla_cli.formats.text import printable, printable_bytes
+from krafla_cli.formats.values import warn_about_gaps, warn_about_tensor
 from krafla_cli.formats.writer import AlignedWriter, Buffer, byte_view
 
 MAGIC_V1, MAGIC_V2 = 20012, 0x519A
@@ -118,10 +119,14 @@ def validate(path: str | os.PathLike[str]) -> Report:
     report = Report(str(path), "mllm")
     reading = _Reading(map_file(path), report)
     if report.valid:
-        end = max((t.offset + t.n_bytes for t in reading.tensors.values()), default=reading.end_of_descriptors)
-        end = max(end, reading.end_of_descriptors)
+        spans = reading.spans()
+        end = max(stop for _, stop, _ in spans)
         if len(reading.data) > -(-end // ALIGNMENT) * ALIGNMENT:
             report.warn("file", end, f"{len(reading.data) - end} bytes after the last tensor belong to nothing")
+        warn_about_gaps(reading.data, spans, end, report)
+        for t in reading.tensors.values():
+            content = reading.data[t.offset : t.offset + t.n_bytes]
+            warn_about_tensor(content, printable(t.name), t.kind, t.shape, t.offset, report)
     return report
 
 
@@ -161,7 +166,6 @@ class _Reading:
         self.version = 0
         self.header: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
-        self.end_of_descriptors = 0
         # Parts of the file that are no tensor: (start, end, what).
         self._taken: list[tuple[int, int, str]] = []
         try:
@@ -198,7 +202,6 @@ class _Reading:
             raise _BrokenError(
                 "descriptor_bytes", 4, f"{n_bytes}, the file has {len(self.data) - HEADER_V1.n_bytes} after the header"
             )
-        self.end_of_descriptors = end
         self._taken.append((start, end, "the descriptors"))
         i = 0
         while start < end:
@@ -222,7 +225,6 @@ class _Reading:
                 524,
                 f"{count} descriptors at {first} end at byte {end}, the file has {len(self.data)}",
             )
-        self.end_of_descriptors = end
         self._taken.append((first, end, "the descriptors"))
         for i in range(count):
             place = first + i * DESCRIPTOR_V2.n_bytes
@@ -256,11 +258,14 @@ class _Reading:
             raise _BrokenError(d.name, d.place, f"ends at byte {end}, {cut}")
         self.tensors[d.name] = TensorInfo(d.name, kind, d.shape, d.offset, d.n_bytes)
 
+    def spans(self) -> list[tuple[int, int, str]]:
+        """Every part of the file: start, end, and what it is."""
+        return self._taken + [(t.offset, t.offset + t.n_bytes, printable(t.name)) for t in self.tensors.values()]
+
     def _check_places(self) -> None:
         """No two tensors share bytes, and none lies on header or descriptors."""
-        spans = self._taken + [(t.offset, t.offset + t.n_bytes, printable(t.name)) for t in self.tensors.values()]
         end, before = 0, ""
-        for start, stop, what in sorted(spans):
+        for start, stop, what in sorted(self.spans()):
             if start < end and stop > start:
                 self.report.fault(FORMAT, what, start, f"overlaps {before}, which ends at byte {end}")
             if stop > end:

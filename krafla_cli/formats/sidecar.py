@@ -7,18 +7,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from krafla_cli.errors import FileError, FormatError, os_reason
-from krafla_cli.formats.json_file import read_json_object
+from krafla_cli.formats.json_file import read_json_object, shown_json
 from krafla_cli.formats.text import printable
 
 VERSION = 1
 _MAX_BYTES = 32 << 20
 _HASH_CHUNK = 4 << 20
+
+
+# What sampling values may be: the check, and its words.
+SAMPLING_RULES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda v: 0 <= v < math.inf, ">= 0"),
+    "top_k": (lambda v: 0 <= v < math.inf and v == int(v), "a whole number >= 0"),
+    "top_p": (lambda v: 0 < v <= 1, "above 0 and at most 1"),
+    "min_p": (lambda v: 0 <= v <= 1, "0 to 1"),
+    "repetition_penalty": (lambda v: 0 < v < math.inf, "> 0"),
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,10 @@ class Sidecar:
 
     def to_bytes(self) -> bytes:
         """The document as indented JSON."""
-        return (json.dumps({"version": VERSION, **asdict(self)}, indent=2, ensure_ascii=True) + "\n").encode()
+        document = {"version": VERSION, **asdict(self)}
+        if "top_k" in self.sampling:
+            document["sampling"]["top_k"] = int(self.sampling["top_k"])
+        return (json.dumps(document, indent=2, ensure_ascii=True) + "\n").encode()
 
 
 def sidecar_path(model: str | os.PathLike[str]) -> Path:
@@ -59,34 +74,45 @@ def read_sidecar(path: str | os.PathLike[str]) -> Sidecar:
     name = printable(str(path))
     doc = read_json_object(path, _MAX_BYTES)
     if doc.get("version") != VERSION:
-        raise FormatError(f"{name}: version must be {VERSION}, is {printable(str(doc.get('version')))}")
+        raise FormatError(f"{name}: version must be {VERSION}, is {shown_json(doc.get('version'))}")
     template, sha256 = doc.get("chat_template"), doc.get("sha256")
     if not isinstance(sha256, str):
         raise FormatError(f"{name}: sha256 is missing or no text")
     if template is not None and not isinstance(template, str):
-        raise FormatError(f"{name}: chat_template must be text")
+        raise FormatError(f"{name}: chat_template must be text, is {shown_json(template)}")
     return Sidecar(
         sha256,
         template,
-        tuple(_typed_list(doc, "stop_ids", int, name)),
-        {k: float(v) for k, v in _typed_dict(doc, "sampling", (int, float), name).items()},
-        _typed_dict(doc, "special_tokens", (str,), name),
-        _typed_dict(doc, "provenance", (object,), name),
+        _stop_ids(doc.get("stop_ids"), name),
+        _sampling(_dict_of(doc, "sampling", (int, float), "numbers", name), name),
+        _dict_of(doc, "special_tokens", (str,), "texts", name),
+        _dict_of(doc, "provenance", (object,), "values", name),
     )
 
 
-def _typed_list(doc: dict[str, Any], key: str, kind: type, name: str) -> list[Any]:
-    value = doc.get(key) or []
-    if not isinstance(value, list) or any(not isinstance(v, kind) or isinstance(v, bool) for v in value):
-        raise FormatError(f"{name}: {key} must be a list of {kind.__name__}")
+def _stop_ids(value: Any, name: str) -> tuple[int, ...]:
+    ids = [] if value is None else value
+    if not isinstance(ids, list) or any(not isinstance(i, int) or isinstance(i, bool) for i in ids):
+        raise FormatError(f"{name}: stop_ids must be a list of whole numbers, is {shown_json(value)}")
+    return tuple(ids)
+
+
+def _dict_of(doc: dict[str, Any], key: str, kinds: tuple[type, ...], what: str, name: str) -> dict[str, Any]:
+    value = {} if doc.get(key) is None else doc[key]
+    if not isinstance(value, dict):
+        raise FormatError(f"{name}: {key} must be an object of {what}, is {shown_json(value)}")
+    for inner, v in value.items():
+        if not isinstance(v, kinds) or (isinstance(v, bool) and bool not in kinds and object not in kinds):
+            raise FormatError(f"{name}: {key}: {printable(inner)} must be one of the {what}, is {shown_json(v)}")
     return value
 
 
-def _typed_dict(doc: dict[str, Any], key: str, kinds: tuple[type, ...], name: str) -> dict[str, Any]:
-    value = doc.get(key) or {}
-    if not isinstance(value, dict) or any(not isinstance(v, kinds) for v in value.values()):
-        raise FormatError(f"{name}: {key} must be an object of {' or '.join(k.__name__ for k in kinds)}")
-    return value
+def _sampling(values: dict[str, int | float], name: str) -> dict[str, float]:
+    for key, value in values.items():
+        allowed, text = SAMPLING_RULES.get(key, (math.isfinite, "finite"))
+        if not abs(value) < 1e300 or not allowed(value):  # a whole number in JSON may have any size
+            raise FormatError(f"{name}: sampling: {printable(key)} must be {text}, is {shown_json(value)}")
+    return {key: float(value) for key, value in values.items()}
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from krafla_cli.errors import FileError, FormatError, UsageError
+from krafla_cli.errors import FileError, FormatError
 from krafla_cli.formats.sidecar import Sidecar, read_sidecar, sidecar_path
 from krafla_cli.formats.text import printable
-from krafla_cli.runtime.sampling import resolve
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -66,7 +65,7 @@ def find_companions(
     return Companions(
         Path(model),
         next((path for path in candidates if path.exists()), None),
-        _read_settings(settings) if settings.exists() else None,
+        read_sidecar(settings) if settings.exists() else None,
         None if template is None else _read_template(template),
     )
 
@@ -79,15 +78,6 @@ def _read_template(name: str) -> str:
 
 def _tokenizer_paths(model: Path) -> list[Path]:
     return [model.with_suffix(suffix) for suffix in TOKENIZER_SUFFIXES]
-
-
-def _read_settings(path: Path) -> Sidecar:
-    settings = read_sidecar(path)
-    try:
-        resolve(settings.sampling, {})
-    except UsageError as error:
-        raise FormatError(f"{printable(str(path))}: sampling: {error}") from error
-    return settings
 
 
 def _names(paths: list[Path]) -> str:

@@ -5,7 +5,6 @@ The steps and their order are those of transformers' generate: repeat penalty, t
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from krafla_cli.errors import DataError, UsageError
+from krafla_cli.formats.sidecar import SAMPLING_RULES
 from krafla_cli.runtime.engine import Float32s
 
 _NEED_TEMPERATURE = {"top_k", "top_p", "min_p"}
@@ -33,17 +33,10 @@ class SamplingOptions:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        rules = {
-            "temperature": (self.temperature >= 0, ">= 0"),
-            "top_k": (self.top_k >= 0, ">= 0"),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
-            "min_p": (0 <= self.min_p <= 1, "0 to 1"),
-            "repetition_penalty": (self.repetition_penalty > 0, "> 0"),
-        }
         for field in fields(self):
             value = getattr(self, field.name)
-            allowed, text = rules[field.name]
-            if not (allowed and math.isfinite(value)):
+            allowed, text = SAMPLING_RULES[field.name]
+            if not allowed(value):
                 raise UsageError(f"{field.name} must be {text}, is {value:g}")
 
     @property
@@ -62,8 +55,8 @@ def resolve(defaults: Mapping[str, float], chosen: Mapping[str, float]) -> Sampl
     if not merged.get("temperature") and "temperature" not in chosen and _NEED_TEMPERATURE & asked.keys():
         merged["temperature"] = 1.0
     top_k = float(merged.pop("top_k", 0))
-    if not top_k.is_integer():
-        raise UsageError(f"top_k must be a whole number, is {top_k:g}")
+    if not SAMPLING_RULES["top_k"][0](top_k):
+        raise UsageError(f"top_k must be {SAMPLING_RULES['top_k'][1]}, is {top_k:g}")
     others = {f.name: merged[f.name] for f in fields(SamplingOptions) if f.name in merged}
     return SamplingOptions(top_k=int(top_k), **others)
 

@@ -15,9 +15,9 @@ from krafla_cli.convert.pipeline import Options, convert
 from krafla_cli.errors import DataError, FileError, ShapeError, UsageError
 from krafla_cli.formats.mlb_file import open_mlb
 from krafla_cli.formats.sidecar import file_sha256, read_sidecar
-from krafla_cli.formats.validate import validate
 from krafla_cli.progress import Progress
 from krafla_cli.quant.matrix import dequantize
+from krafla_cli.report.validate import validate
 from tests.helpers.llama import CONFIG, tensors, write
 
 DEMO = Path(__file__).parents[1] / "data" / "demo"

@@ -191,7 +191,7 @@ def test_huge_offsets(tmp_path: Path) -> None:
 
 
 def test_bytes_cut_off_or_added(tmp_path: Path) -> None:
-    good = gguf(tensors=[description("a", (64, 4), 8, 0)], data=bytes(4 * 68))
+    good = gguf(tensors=[description("a", (64, 4), 8, 0)], data=b"\1" * (4 * 68))
     assert validate(write(tmp_path, good)).valid
     assert "Q8_0 [4, 64] ends at byte 400, the file has 300" in one_fault(tmp_path, good[:-100])
     report = validate(write(tmp_path, good + bytes(100)))

@@ -51,7 +51,7 @@ def test_q_dim_equal_to_dim_is_stored_as_zero(tmp_path: Path) -> None:
 
 
 def test_q_dim_written_although_it_is_dim_is_read_with_a_warning(tmp_path: Path) -> None:
-    data = b"MLI1" + struct.pack("<IIIIIQQ", 1, 1, 2, 1, 2, 0, 0) + bytes(8 * 9)
+    data = b"MLI1" + struct.pack("<IIIIIQQ", 1, 1, 2, 1, 2, 1, 1) + struct.pack("<9d", *[1] * 9)
     report = validate(_file(tmp_path, data))
     assert report.valid
     assert [str(w) for w in report.warnings] == ["q_dim at offset 20: is dim: it is written as 0 then"]

@@ -142,5 +142,5 @@ def test_resolve() -> None:
     assert resolve({"top_k": 40.0}, {}) == SamplingOptions(1.0, 40)
     assert resolve({"temperature": 0.0}, {"top_k": 5}) == SamplingOptions(1.0, 5)
     assert resolve({"repetition_penalty": 1.1}, {}) == SamplingOptions(repetition_penalty=1.1)
-    with pytest.raises(UsageError, match=r"top_k must be a whole number, is 2.5"):
+    with pytest.raises(UsageError, match=r"top_k must be a whole number >= 0, is 2.5"):
         resolve({"top_k": 2.5}, {})
