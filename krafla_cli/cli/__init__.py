@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import signal
 import sys
-from types import FrameType
 
 import click
 
@@ -92,8 +90,6 @@ def invoke(args: list[str]) -> int:
 
     Not called ``run``: the module of that subcommand takes the name in this package once it is imported.
     """
-    if hasattr(signal, "SIGTERM"):
-        signal.signal(signal.SIGTERM, _terminate)
     try:
         result = cli.main(args=args, prog_name="mlb", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -136,8 +132,3 @@ def _usage_failure(error: click.ClickException) -> int:
     if isinstance(error, click.UsageError) and error.ctx is not None:
         hint = f" (see '{error.ctx.command_path} --help')"
     return _fail(error.format_message() + hint, error.exit_code)
-
-
-def _terminate(_signum: int, _frame: FrameType | None) -> None:
-    # As an exception it runs every clean-up on its way out, so that no temporary file stays behind.
-    raise SystemExit(128 + signal.SIGTERM)

@@ -19,7 +19,7 @@ from krafla_cli.convert.tensors import Encoding, Quantizer, encoding_of
 from krafla_cli.convert.tokenizer_files import TokenizerFile
 from krafla_cli.errors import FileError, UsageError
 from krafla_cli.formats import mli
-from krafla_cli.formats.atomic import Output, check_target
+from krafla_cli.formats.atomic import Output, check_target, commit
 from krafla_cli.formats.mlb import MATRIX_CLASS, Header
 from krafla_cli.formats.mlb_file import MlbWriter
 from krafla_cli.formats.sidecar import Sidecar, files_beside, sidecar_path
@@ -108,7 +108,7 @@ def convert(
         title = printable(options.imatrix)
         importance = Importance(mli.read(options.imatrix), plan.header, title, progress)
     tokenizer = checkpoint.tokenizer(plan.header.vocab, progress)
-    job = _Job(checkpoint, plan, options, output, tokenizer, importance, threads, measure, progress)
+    job = _Job(checkpoint, plan, options, output, tokenizer, importance, threads, force, measure, progress)
     sha256, fsync_seconds = (None, 0.0) if dry_run else job.write()
     if job.requantized:
         n_blocks, n_matrices = sum(job.requantized.values()), len(job.requantized)
@@ -134,6 +134,7 @@ class _Job:
     tokenizer: TokenizerFile | None
     importance: Importance | None
     threads: int | None
+    force: bool
     measure: bool
     progress: Progress
     errors: dict[str, Errors] = field(default_factory=dict)
@@ -159,10 +160,15 @@ class _Job:
             started = time.perf_counter()
             model.sync()
             fsync_seconds = time.perf_counter() - started
-            for sidecar in sidecars:
-                sidecar.commit()
-            model.commit()
+            commit([*sidecars, model], self.force, self._stale() if self.force else ())
         return sha256, fsync_seconds
+
+    def _stale(self) -> tuple[Path, ...]:
+        """An older model's tokenizer of the other kind, which would be found beside the new model."""
+        if self.tokenizer is None:
+            return ()
+        kept = (self.output.with_suffix(self.tokenizer.suffix), sidecar_path(self.output))
+        return tuple(path for path in files_beside(self.output) if path not in kept)
 
     def _write_model(self, output: Output) -> str:
         self.progress.start("converting", sum(t.spec.total_bytes for t in self.plan.tensors), "B")

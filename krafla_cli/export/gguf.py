@@ -13,7 +13,7 @@ from krafla_cli.errors import FileError, UnsupportedError, os_reason
 from krafla_cli.export.gguf_model import architecture_for, metadata
 from krafla_cli.export.opened import OpenedModel
 from krafla_cli.export.tensors import ScaleRounding, Target, block_encoding, blocks, checkpoint_targets, dense
-from krafla_cli.formats.atomic import Output, check_target
+from krafla_cli.formats.atomic import Output, check_target, commit
 from krafla_cli.formats.gguf_names import ROPE_FREQS, Architecture
 from krafla_cli.formats.mlb import ROPE_LLAMA3, WTYPE_Q8_0, Header
 from krafla_cli.formats.mlb_file import MlbFile
@@ -48,7 +48,7 @@ def write_gguf(model: OpenedModel, path: Path, force: bool, progress: Progress) 
         _add_tokenizer(writer, model, progress)
         _write(writer, model, targets, rounding, progress)
         writer.close()
-        output.commit()
+        commit([output], force)
     except OSError as error:
         raise FileError(f"cannot write {printable(str(path))}: {os_reason(error)}") from error
     finally:

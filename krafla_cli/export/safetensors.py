@@ -15,7 +15,7 @@ from krafla_cli.errors import FileError, os_reason
 from krafla_cli.export.config import CheckpointConfig, checkpoint_config
 from krafla_cli.export.opened import OpenedModel
 from krafla_cli.export.tensors import Float32s, Target, checkpoint_targets, dense
-from krafla_cli.formats.atomic import Output, check_target
+from krafla_cli.formats.atomic import Output, check_target, commit
 from krafla_cli.formats.safetensors_writer import NewTensor, SafetensorsWriter
 from krafla_cli.formats.sidecar import files_beside
 from krafla_cli.formats.text import printable
@@ -46,10 +46,7 @@ def write_folder(model: OpenedModel, folder: Path, dtype: str, force: bool, prog
             for output, data in zip(outputs, documents.values(), strict=False):
                 _write(output, data)
             _write_weights(outputs[-1], model, targets, dtype, progress)
-            for output in outputs:
-                output.sync()
-            for output in outputs:
-                output.commit()
+            commit(outputs, force)
     return tuple(folder / name for name in names)
 
 

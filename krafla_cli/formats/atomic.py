@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,11 +34,15 @@ def check_target(target: Path, force: bool = False, inputs: tuple[Path, ...] = (
     if any(source.exists() and source.samefile(target) for source in inputs):
         raise FileError(f"cannot write {name}: it is the input itself; give another name with -o")
     if not force:
-        raise FileError(f"{name} exists already; --force overwrites it")
+        raise _exists(target)
+
+
+def _exists(target: Path) -> FileError:
+    return FileError(f"{printable(str(target))} exists already; --force overwrites it")
 
 
 class Output:
-    """A temporary file beside ``target``: write to ``file``, then ``commit()``; ``discard()`` removes it.
+    """A temporary file beside ``target``: write to ``file``, then :func:`commit` it; ``discard()`` removes it.
 
     The file is locked while it is written. One that lies there without a lock was left by a process that was killed;
     the next output to the same target removes it.
@@ -84,7 +88,9 @@ class Output:
         return fd, Path(name)
 
     def sync(self) -> None:
-        """Brings everything to the disk. Raises FileError (a full disk shows here at the latest)."""
+        """Brings everything to the disk, once. Raises FileError (a full disk shows here at the latest)."""
+        if self._synced:
+            return
         try:
             self.file.flush()
             os.fsync(self.file.fileno())
@@ -92,10 +98,7 @@ class Output:
             raise FileError(f"cannot write {printable(str(self.target))}: {os_reason(error)}") from error
         self._synced = True
 
-    def commit(self) -> None:
-        """Renames the complete file into place."""
-        if not self._synced:
-            self.sync()
+    def _rename(self) -> None:
         try:
             self.temp.replace(self.target)
         except OSError as error:
@@ -107,6 +110,40 @@ class Output:
         with contextlib.suppress(OSError):
             self.file.close()
         self.temp.unlink(missing_ok=True)
+
+
+def commit(outputs: Sequence[Output], force: bool, stale: Sequence[Path] = ()) -> None:
+    """Renames complete files of one folder into place, and removes the files ``stale`` before the last one is there.
+
+    Processes that write to one folder do this one after the other, so that the files of one run stay together. Raises
+    FileError: without ``force`` also where a target has appeared meanwhile; nothing has been renamed then.
+    """
+    for output in outputs:
+        output.sync()
+    with _locked(outputs[-1].target.parent):
+        taken = next((o.target for o in outputs if not force and o.target.exists()), None)
+        if taken is not None:
+            raise _exists(taken)
+        for output in outputs[:-1]:
+            output._rename()
+        for path in stale:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        outputs[-1]._rename()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds the lock of ``folder``; goes on without it where the file system has none."""
+    fd = -1
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 @contextlib.contextmanager
@@ -122,7 +159,7 @@ def atomic_output(
     output = Output(path)
     try:
         yield output.file
-        output.commit()
+        commit([output], force)
     except OSError as error:
         raise FileError(f"cannot write {printable(str(path))}: {os_reason(error)}") from error
     finally:

@@ -253,7 +253,7 @@ def _check_tensors(content: memoryview, header: Header, section: Section, report
             report.faults.append(fault)
         elif len(spec.shape) == 2:
             rows = zero_rows(np.frombuffer(content[spec.offset : spec.end], spec.dtype).reshape(spec.stored_shape))
-            if len(rows):
+            if rows:
                 report.warn(spec.name, section.offset + spec.offset, rows_text(rows))
 
 

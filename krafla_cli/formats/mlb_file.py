@@ -271,7 +271,7 @@ def _warn_about_matrix(matrix: QuantizedArray, spec: TensorSpec, report: Report)
         offset = spec.scale_offset + bad * scales.itemsize
         report.warn(spec.name, offset, f"the scale of row {row}, block {block} is NaN or infinite")
     rows = zero_rows(matrix.q, 0 if spec.encoding == "q8_0" else _Q4_0_ZEROS, matrix.d)
-    if len(rows):
+    if rows:
         report.warn(spec.name, spec.offset, rows_text(rows))
 
 

@@ -35,19 +35,21 @@ def first_not_finite(values: Array, exponent: int = F16_EXPONENT) -> int | None:
     return None
 
 
-def zero_rows(values: Array, zero: int = 0, scales: Array | None = None) -> npt.NDArray[np.intp]:
-    """The rows of ``values`` [rows, columns] in which all are ``zero``.
+def zero_rows(values: Array, zero: int = 0, scales: Array | None = None) -> list[int]:
+    """The rows of ``values`` [rows, columns] in which all are ``zero``, unless they are just the last ones.
 
-    With ``scales`` [rows, blocks], a block of columns whose scale is 0 counts as zero.
+    Vocabularies and FFNs are padded with rows of zeros at their end. With ``scales`` [rows, blocks], a block of columns
+    whose scale is 0 counts as zero.
     """
-    found = []
+    found: list[int] = []
     for rows in _candidates(values, zero, scales):
         is_zero = values[rows] == zero
         if scales is not None:
             blocks = is_zero.reshape(len(rows), scales.shape[1], -1).all(axis=2)
             is_zero = blocks | (scales[rows] == 0)
-        found.append(rows[is_zero.all(axis=1)])
-    return np.concatenate(found) if found else np.empty(0, np.intp)
+        found += rows[is_zero.all(axis=1)].tolist()
+    is_padding = len(found) < len(values) and found == list(range(len(values) - len(found), len(values)))
+    return [] if is_padding else found
 
 
 def _candidates(values: Array, zero: int, scales: Array | None) -> Iterator[npt.NDArray[np.intp]]:
@@ -60,10 +62,11 @@ def _candidates(values: Array, zero: int, scales: Array | None) -> Iterator[npt.
         yield rows[start : start + _ROWS]
 
 
-def rows_text(rows: npt.NDArray[np.intp]) -> str:
+def rows_text(rows: list[int]) -> str:
     """What to say about the rows that :func:`zero_rows` found."""
-    first = int(rows[0])
-    return f"row {first} is all zero" if len(rows) == 1 else f"{len(rows)} rows are all zero, the first is row {first}"
+    if len(rows) == 1:
+        return f"row {rows[0]} is all zero"
+    return f"{len(rows)} rows are all zero, the first is row {rows[0]}"
 
 
 def warn_about_gaps(data: memoryview, spans: list[tuple[int, int, str]], end: int, report: Report) -> None:
@@ -96,7 +99,7 @@ def warn_about_tensor(
     if shape is not None and len(shape) > 1 and len(numbers) == 1:
         # In a block type with one number, its scale, blocks without a scale are zero.
         rows = zero_rows(numbers[0][1].reshape(-1, shape[-1] // kind.block))
-        if len(rows):
+        if rows:
             report.warn(name, offset, rows_text(rows))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from krafla_cli.errors import FileError
-from krafla_cli.formats.atomic import Output, atomic_output, write_bytes
+from krafla_cli.formats.atomic import Output, atomic_output, commit, write_bytes
 
 
 def names(folder: Path) -> list[str]:
@@ -125,8 +125,11 @@ def test_two_writers_of_one_target(tmp_path: Path) -> None:
     one, other = Output(tmp_path / "x"), Output(tmp_path / "x")
     one.file.write(b"one")
     other.file.write(b"other")
-    other.commit()
+    commit([other], force=False)
     assert (tmp_path / "x").read_bytes() == b"other"
-    one.commit()
+    with pytest.raises(FileError, match="exists already; --force overwrites it"):
+        commit([one], force=False)
+    assert (tmp_path / "x").read_bytes() == b"other"
+    commit([one], force=True)
     assert (tmp_path / "x").read_bytes() == b"one"
     assert names(tmp_path) == ["x"]
