@@ -115,12 +115,13 @@ class Output:
 def commit(outputs: Sequence[Output], force: bool, stale: Sequence[Path] = ()) -> None:
     """Renames complete files of one folder into place, and removes the files ``stale`` before the last one is there.
 
-    Processes that write to one folder do this one after the other, so that the files of one run stay together. Raises
-    FileError: without ``force`` also where a target has appeared meanwhile; nothing has been renamed then.
+    Processes that write several files to one folder do this one after the other, so that those of one run stay
+    together. Raises FileError: without ``force`` also where a target has appeared meanwhile; nothing has been renamed
+    then.
     """
     for output in outputs:
         output.sync()
-    with _locked(outputs[-1].target.parent):
+    with _locked(outputs[-1].target.parent) if len(outputs) > 1 else contextlib.nullcontext():
         taken = next((o.target for o in outputs if not force and o.target.exists()), None)
         if taken is not None:
             raise _exists(taken)
