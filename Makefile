@@ -48,6 +48,7 @@ docs: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(PYTHON) scripts/bench.py --models "$(wildcard real-out/q4-fit.mlb)"
 	$(PYTHON) scripts/bench_convert.py
+	$(PYTHON) scripts/bench_embed.py
 
 clean:
 	rm -rf demo-out real-out bench-out build dist *.egg-info

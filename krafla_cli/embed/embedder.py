@@ -11,13 +11,16 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from krafla_cli.embed.forward import BATCH_TOKENS, Encoder, Runner, cut
+from krafla_cli.embed.forward import BATCH_TOKENS, Encoder, Runner
 from krafla_cli.embed.wordpiece import TextEncoder, Tokens
 from krafla_cli.errors import DataError, InputError
 from krafla_cli.formats.lemb import LembModel, read
+from krafla_cli.kernels import text_operations as ops
 from krafla_cli.progress import SILENT, Progress
 
 Float32 = npt.NDArray[np.float32]
+
+GROUP_TOKENS = 1 << 15  # tokens done without Python: half a second, after which a bar moves and Ctrl-C is seen
 
 
 class Embedder:
@@ -90,28 +93,47 @@ class Embedder:
     def _embed_tokens(self, tokens: Tokens, width: int, progress: Progress, first_number: int) -> Float32:
         order = np.argsort(tokens.lengths, kind="stable")
         ordered = tokens.gathered(order)
-        out = np.empty((len(tokens), width), np.float32)
-
-        def run(batch: tuple[int, int]) -> None:
-            first, end = batch
-            starts = ordered.starts[first : end + 1]
-            ids = ordered.ids[starts[0] : starts[-1]]
-            runner = self._take_runner(len(ids))
-            out[order[first:end]] = runner.run(ids, starts - starts[0])[:, :width]
-            self._runners.put(runner)
-            progress.advance(end - first)
-
-        batches = batches_of(ordered.starts, BATCH_TOKENS)
-        if self.threads == 1 or len(batches) == 1:
-            for batch in batches:
-                run(batch)
-        else:
-            with ThreadPoolExecutor(self.threads) as pool:
-                list(pool.map(run, batches))
-        with np.errstate(all="ignore"):  # what is not finite is refused by name
-            out = cut(out, width)
+        rows = np.empty((len(tokens), width), np.float32)
+        with ThreadPoolExecutor(self.threads) as pool:
+            for first, end in batches_of(ordered.starts, GROUP_TOKENS):
+                self._run_group(ordered, first, end, rows, pool)
+                progress.advance(end - first)
+        out = np.empty_like(rows)
+        out[order] = rows
         _check_finite(out, first_number)
         return out
+
+    def _run_group(self, tokens: Tokens, first: int, end: int, rows: Float32, pool: ThreadPoolExecutor) -> None:
+        """Fills rows[first:end]: all threads take batches of these texts until none is left."""
+        starts = tokens.starts[first : end + 1]
+        bounds = batches_of(starts, BATCH_TOKENS)
+        relative = [starts[a : b + 1] - starts[a] for a, b in bounds]
+        batches = np.stack(
+            [
+                ops.BATCH.pack(
+                    n_tokens=int(r[-1]),
+                    n_texts=b - a,
+                    ids=tokens.ids[starts[a] :],
+                    starts=r,
+                    width=rows.shape[1],
+                    out=rows[first + a :],
+                )
+                for (a, b), r in zip(bounds, relative, strict=True)
+            ]
+        )
+        taken = np.zeros(1, np.int64)
+        n_tokens = int(max(r[-1] for r in relative))
+
+        def work(_: int) -> None:
+            runner = self._take_runner(n_tokens)
+            runner.run_batches(batches, taken)
+            self._runners.put(runner)
+
+        n_threads = min(self.threads, len(bounds))
+        if n_threads == 1:
+            work(0)
+        else:
+            list(pool.map(work, range(n_threads)))
 
     def _take_runner(self, n_tokens: int) -> Runner:
         """A runner with room for ``n_tokens`` tokens."""
@@ -123,9 +145,9 @@ class Embedder:
 
 
 def _check_finite(out: Float32, first_number: int) -> None:
-    finite = np.isfinite(out).all(axis=1)
+    finite = np.isfinite(out)
     if not finite.all():
-        number = first_number + int(np.argmin(finite))
+        number = first_number + int(np.argmin(finite.all(axis=1)))
         raise DataError(f"text {number}: its embedding is not finite; the weights are too large")
 
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from krafla_cli.formats.lemb import LembModel
 from krafla_cli.kernels import text_operations as ops
 from krafla_cli.kernels.native import prepare
-from krafla_cli.kernels.structs import Words
-from krafla_cli.kernels.team import RUN, Call, Program, Team, aligned_zeros
+from krafla_cli.kernels.structs import Words, address
+from krafla_cli.kernels.team import MEMBER, RUN, Call, Program, Team, aligned_zeros
 from krafla_cli.kernels.text_operations import padded, padded_vector
 from krafla_cli.progress import SILENT, Progress
 
@@ -188,10 +188,11 @@ class Encoder:
         self.layers = [Layer(model, i) for i in range(model.header.n_layers)]
         self.final_norm = _norm(model, "final_ln")
         self.projection = Dense(arrays["projection.weight"], arrays["projection.bias"])
-        prepare(list(dict.fromkeys((RUN, *(c.native for c in self.calls(Buffers(model, 1)))))), progress)
+        natives = (RUN, ops.RUN_BATCHES, *(call.native for call in self.calls(Buffers(model, 1))))
+        prepare(list(dict.fromkeys(natives)), progress)
 
     def calls(self, b: Buffers) -> list[Call]:
-        """The operations from ``batch.ids`` to ``b.projected``."""
+        """The operations from ``batch.ids`` to ``b.projected`` and ``batch.out``."""
         calls = [self._look_up(b)]
         for layer in self.layers:
             calls += layer.calls(b)
@@ -199,7 +200,9 @@ class Encoder:
         pool = ops.POOLING.pack(
             x=b.x, weight=weight, bias=bias, out=b.pooled, n_cols=self.model.header.d_model, stride=b.d
         )
-        return [*calls, Call(ops.POOL, pool), self.projection.call(b.pooled, b.projected, b, over_texts=True)]
+        projection = self.projection.call(b.pooled, b.projected, b, over_texts=True)
+        finish = ops.FINISHING.pack(projected=b.projected, stride=b.out)
+        return [*calls, Call(ops.POOL, pool), projection, Call(ops.FINISH, finish)]
 
     def _look_up(self, b: Buffers) -> Call:
         operands = ops.TABLE.pack(
@@ -245,6 +248,19 @@ class Runner:
         head_dim = header.d_model // header.n_heads if header.n_layers else 0
         scratch = max(ops.product_scratch_bytes(n_tokens), ops.attention_scratch_bytes(n_tokens, head_dim))
         self._team = Team(1, scratch)
+        # For run_batches: this runner's member of a team of one, its counters and their own address.
+        self._scratch = aligned_zeros((scratch,), np.uint8)
+        self._member = MEMBER.pack(n_threads=1, scratch=self._scratch)
+        self._counters = np.zeros(len(self._calls) + 1, np.int64)
+        self._counters[-1] = address(self._counters)
+        self._arrived = np.zeros(1, np.int64)
+
+    def run_batches(self, batches: Words, taken: Words) -> None:
+        """Runs batches, BATCH structs [n, fields], that no other runner has taken by the counter ``taken`` [1]."""
+        table, where = self._program.table, np.array([address(batches)])
+        ops.RUN_BATCHES(
+            table, len(self._calls), where, len(batches), taken, self._member, self._counters, self._arrived
+        )
 
     def run(self, ids: Ids, starts: Ids, on_codes: CodesHook | None = None) -> Float32:
         """Runs texts that lie in ``ids`` one after the other: text i is ids[starts[i] : starts[i + 1]].

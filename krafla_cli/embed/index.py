@@ -141,7 +141,7 @@ def check_folder(target: Path, force: bool) -> None:
 
 @contextlib.contextmanager
 def _locked_folder(folder: Path) -> Iterator[Path]:
-    """``folder``, made where it is missing, for this process alone; it stays only if there is something to go on from."""
+    """``folder``, made where it is missing, for this process alone; it stays if there is something to go on from."""
     folder.mkdir(exist_ok=True)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

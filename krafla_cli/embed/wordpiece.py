@@ -24,6 +24,7 @@ from krafla_cli.formats.lemb import LembModel
 Ids = npt.NDArray[np.int64]
 
 MAX_KNOWN_CHARS = 1 << 23  # of words whose ids are kept
+FEW_WORDS = 64  # are encoded here, before the library's threads would have started
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,7 @@ class TextEncoder:
         """The ids of each text, wrapped and cut. Raises InputError for a text that is not valid Unicode."""
         split = [text.split(" ") for text in texts]
         words = list(chain.from_iterable(split))
-        self._learn(words, texts)
-        numbers = np.fromiter(map(self._known.numbers.__getitem__, words), np.int64, len(words))
-        of_words = self._known.tokens.gathered(numbers)
+        of_words = self._known_tokens(words, texts)
         # Every text has a word, if only an empty one.
         last_words = np.cumsum([0, *map(len, split)])
         tokens = self._wrapped(Tokens(of_words.ids, of_words.starts[last_words]))
@@ -135,16 +134,24 @@ class TextEncoder:
         ids[np.arange(len(tokens.ids)) + np.repeat(2 * np.arange(len(tokens)) + 1, tokens.lengths)] = tokens.ids
         return Tokens(ids, starts)
 
-    def _learn(self, words: Sequence[str], texts: Sequence[str]) -> None:
-        """Makes all of ``words``, which come from ``texts``, known."""
+    def _known_tokens(self, words: Sequence[str], texts: Sequence[str]) -> Tokens:
+        """The ids of each word, those of new ones by the library; the words come from ``texts``."""
         if self._known.n_chars > MAX_KNOWN_CHARS:
             self._known = _Words()
-        new = list(set(words).difference(self._known.numbers))
+        numbers: list[int | None] = list(map(self._known.numbers.get, words))
+        new = list({word for word, number in zip(words, numbers, strict=True) if number is None})
+        if new:
+            self._known.add(new, self._encoded(new, texts))
+            learned = self._known.numbers
+            numbers = [learned[w] if n is None else n for w, n in zip(words, numbers, strict=True)]
+        return self._known.tokens.gathered(np.array(numbers, np.int64))
+
+    def _encoded(self, words: Sequence[str], texts: Sequence[str]) -> list[list[int]]:
         try:
-            encoded = self.library.encode_batch_fast(new, add_special_tokens=False)
+            if len(words) <= FEW_WORDS:
+                return [self.library.encode(word, add_special_tokens=False).ids for word in words]
+            return [e.ids for e in self.library.encode_batch_fast(words, add_special_tokens=False)]
         except TypeError:  # what the library makes of half a surrogate pair
             for number, text in enumerate(texts, 1):
                 check_unicode(text, f"text {number}")
             raise
-        if new:
-            self._known.add(new, [e.ids for e in encoded])

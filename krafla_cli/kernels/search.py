@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from krafla_cli.kernels.inline import inline
-from krafla_cli.kernels.simd import advance, as_f32, load_f32
+from krafla_cli.kernels.simd import advance, as_f32, load_f32, prefetch
 from krafla_cli.kernels.simd_codes import fma_f64, load_f64, load_int8_f64, total_f64, widen, zero_f64
 from krafla_cli.kernels.simd_types import Operands, Pointer
 from krafla_cli.kernels.threads import next_unit
 
 _ROWS_PER_UNIT = 2048
 _ROWS_AT_ONCE = 4
+_PREFETCH_VALUES = 2048  # how far ahead: the processor itself stops at the borders of pages
 
 
 def score_rows(a: Operands, step: Operands, me: Operands) -> None:
@@ -44,7 +45,10 @@ def _scores(rows: Pointer, row: int, end: int, n: int, query: Pointer, load: Any
     r3 = advance(rows, min(row + 3, end - 1) * n)
     s0 = s1 = s2 = s3 = zero_f64()
     n_8 = n // 8 * 8
+    ahead = advance(r0, _PREFETCH_VALUES)
     for i in range(0, n_8, 8):
+        prefetch(ahead, 4 * i)
+        prefetch(ahead, 4 * i + 16)
         q = load_f64(query, i)
         s0 = fma_f64(load(r0, i), q, s0)
         s1 = fma_f64(load(r1, i), q, s1)

@@ -20,8 +20,9 @@ ROWS_PER_TILE = 16  # rows of a matrix that products take together
 ROWS_AT_ONCE = 4  # rows of activations that they take together
 LANES = 8
 
-# What changes from batch to batch: ``ids`` [T]; text i is the rows starts[i] to starts[i + 1], i < n_texts.
-BATCH = struct("BATCH", n_tokens="i64", n_texts="i64", ids="i64*", starts="i64*")
+# What changes from batch to batch: ``ids`` [T]; text i is the rows starts[i] to starts[i + 1], i < n_texts; and where
+# vectors go, ``out`` [n_texts, width], if width is not 0.
+BATCH = struct("BATCH", n_tokens="i64", n_texts="i64", ids="i64*", starts="i64*", width="i64", out="f32*")
 
 
 def _operation(module: str, name: str, operands: Struct) -> Native:
@@ -103,6 +104,15 @@ ATTEND = _operation("text_attention", "attend_texts", ATTENTION)
 # The mean of a text's rows after LayerNorm, times ``weight`` plus ``bias``: out [texts, stride].
 POOLING = struct("POOLING", x="f32*", weight="f32*", bias="f32*", out="f32*", n_cols="i64", stride="i64")
 POOL = _operation("layer_norm", "pool_texts", POOLING)
+
+# The first batch.width values of projected [texts, stride], divided by their length, to batch.out.
+FINISHING = struct("FINISHING", projected="f32*", stride="i64")
+FINISH = _operation("text_batches", "finish_texts", FINISHING)
+
+# Takes batches, by the counter ``taken`` that threads share, and runs a program of one thread on each: its table and
+# number of operations; the address of an array of BATCH structs, and their number; taken; the member, the operations'
+# counters with their own address behind them, and the count of arrivals.
+RUN_BATCHES = Native("text_batches", "run_batches", ("i64*", "i64", "i64*", "i64", "i64*", "i64*", "i64*", "i64*"))
 
 # The search: rows [n_rows, n_cols] float32, or int8 each times its scale, times the query: scores [n_rows], in float64.
 MATCHES = struct(
