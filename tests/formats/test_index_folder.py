@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from krafla_cli.formats.validate import expand
-from krafla_cli.formats.validate import validate as validate_any
 
 from krafla_cli.errors import FileError, FormatError, MlbError
 from krafla_cli.formats.index_folder import (
@@ -22,6 +20,8 @@ from krafla_cli.formats.index_folder import (
     validate,
 )
 from krafla_cli.report.inspect import describe, render
+from krafla_cli.report.validate import expand
+from krafla_cli.report.validate import validate as validate_any
 
 GOOD = Manifest(1, "test", "1.2.0", 4, 0, False, "ab" * 32, "../m.bin", "int8", 2)
 
