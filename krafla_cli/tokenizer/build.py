@@ -26,7 +26,7 @@ def build_tokenizer(mlt: Mlt, name: str = "the tokenizer") -> Tokenizer:
     missing = missing_bytes(mlt.tokens, mlt.kind)
     if missing:
         raise UnsupportedError(f"{printable(name)}: no token for {describe_bytes(missing)}, so text cannot be encoded")
-    if {Flag.IGNORE_MERGES, Flag.PREFIX_FIRST_ONLY} <= set(mlt.flags) and mlt.kind == Kind.SENTENCEPIECE:
+    if Flag.IGNORE_MERGES | Flag.PREFIX_FIRST_ONLY in mlt.flags and mlt.kind == Kind.SENTENCEPIECE:
         # Text such as "<0x41>" after an added token would be looked up whole and found: as the byte token.
         raise UnsupportedError(f"{printable(name)}: flags 2 and 4 together are not encoded exactly here")
     vocab = _vocabulary(mlt, name)
