@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from krafla_cli.errors import MlbError, UsageError
@@ -21,9 +22,8 @@ from krafla_cli.formats.text import printable
 from krafla_cli.pool import Done, Pool, Result, Unit
 from krafla_cli.progress import SILENT, Progress
 
-# Before Ray is imported, which reads them then: nothing is told to anyone.
+# Before Ray is imported, which reads it then: nothing is told to anyone.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 try:
     import ray
@@ -35,6 +35,7 @@ MAX_LOST = 3  # workers that one unit, or one place, may lose before the job giv
 # Results that may wait for an earlier one, per worker. More would hide a slower worker, and take more memory.
 LOOK_AHEAD = 4
 _SLOW_START_SECONDS = 30.0
+_START_ATTEMPTS = 3
 # What libraries below the workers read when they are first imported.
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -52,7 +53,7 @@ def ray_pool(
     ``n_workers``: by default as many as there are processors for, ``threads`` each. Raises ClusterError: no cluster
     there; UsageError: more workers than it has processors for.
     """
-    with _connected(address, n_workers, threads):
+    with _no_stdout(), _connected(address, n_workers, threads):
         n_cpus = int(ray.cluster_resources().get("CPU", 0))
         n_most = n_cpus // threads
         if n_most < (n_workers or 1):
@@ -65,26 +66,49 @@ def ray_pool(
 
 
 @contextlib.contextmanager
+def _no_stdout() -> Iterator[None]:
+    """Whatever is told to log to nobody, Ray prints that a worker died on stdout, where our documents go."""
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
+@contextlib.contextmanager
 def _connected(address: str, n_workers: int | None, threads: int) -> Iterator[None]:
     """Ray initialized: its own bars, dashboard and output off; what it does to signals undone."""
     if ray.is_initialized():
         yield
         return
     on_terminate = signal.getsignal(signal.SIGTERM)
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-    local: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-    if address == LOCAL and n_workers is not None:
-        local["num_cpus"] = n_workers * threads
-    try:
-        ray.init(address=address, **quiet, **(local if address == LOCAL else {}))
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        reason = printable(" ".join(str(error).split()))
-        raise ClusterError(f"no Ray cluster at {printable(address)!r}: {reason}") from error
+    if address == LOCAL:
+        _start_local(n_workers and n_workers * threads)
+    else:
+        _initialize(address)
     signal.signal(signal.SIGTERM, on_terminate)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _start_local(n_cpus: int | None) -> None:
+    """A cluster on this machine. On a busy one, Ray's own processes may be too slow for its time limits: once more."""
+    for attempt in range(_START_ATTEMPTS):
+        try:
+            _initialize(LOCAL, include_dashboard=False, num_cpus=n_cpus)
+        except ClusterError:
+            ray.shutdown()
+            if attempt == _START_ATTEMPTS - 1:
+                raise
+        else:
+            return
+
+
+def _initialize(address: str, **options: Any) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
+    except Exception as error:
+        reason = printable(" ".join(str(error).split()))
+        raise ClusterError(f"no Ray cluster at {printable(address)!r}: {reason}") from error
 
 
 class _Actor:

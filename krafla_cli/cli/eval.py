@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from krafla_cli.cli.common import FILE_PATH, TerminalProgress, common_options, engine_options, json_option, print_json
+from krafla_cli.cli.common import (
+    FILE_PATH,
+    TerminalProgress,
+    common_options,
+    engine_options,
+    json_option,
+    open_pool,
+    print_json,
+    ray_options,
+)
+from krafla_cli.progress import SILENT
 
 if TYPE_CHECKING:
     from krafla_cli.progress import Progress
     from krafla_cli.runtime.engine import Engine
-    from krafla_cli.runtime.evaluation import Score, Window
+    from krafla_cli.runtime.evaluation import Score, Window, WindowScorer
     from krafla_cli.runtime.model import Model
 
 _DEFAULT_WINDOW = 512
@@ -33,6 +45,7 @@ _DEFAULT_WINDOW = 512
 )
 @click.option("--stride", type=click.IntRange(1), help="How far sliding windows move on [default: half of --ctx].")
 @click.option("--max-tokens", type=click.IntRange(2), help="Use only the first tokens of the text.")
+@ray_options
 @engine_options("512")
 @json_option
 @common_options
@@ -45,6 +58,8 @@ def command(
     max_tokens: int | None,
     n_ctx: int | None,
     as_json: bool,
+    ray: str | None,
+    workers: int | None,
     **engine: Any,
 ) -> None:
     """Perplexity of one or several models on a text, and their divergence from a baseline.
@@ -55,23 +70,24 @@ def command(
 
     Windows are --ctx positions wide. A Hugging Face folder runs on the reference engine in float32.
     """
-    from krafla_cli.runtime.evaluation import evaluate
-    from krafla_cli.runtime.model import open_model
+    from krafla_cli.runtime.evaluation import evaluate_windows
     from krafla_cli.runtime.prompt import read_text
 
     if stride is not None and method != "sliding":
         raise click.UsageError("--stride is for --windows sliding")
     progress = TerminalProgress()
-    text = read_text(file)
-    opened = [
-        open_model(path, n_ctx=n_ctx, default_ctx=_DEFAULT_WINDOW, progress=progress, **engine) for path in models
-    ]
-    width = min(model.engine.n_ctx for model in opened)
-    if width < 2:
-        raise click.UsageError("--ctx must be at least 2: a token is scored by those before it")
-    base = _open_baseline(baseline, width, engine, progress) if baseline is not None else None
-    windows = _windows(opened[0], text, method, width, stride or max(width // 2, 1), max_tokens)
-    scores = evaluate([model.engine for model in opened], windows, base, progress)
+    with open_pool(ray, workers, engine["threads"], progress) as pool:
+        text = read_text(file)
+        opened = _open(models, n_ctx, engine, progress)
+        width = min(model.engine.n_ctx for model in opened)
+        if width < 2:
+            raise click.UsageError("--ctx must be at least 2: a token is scored by those before it")
+        windows = _windows(opened[0], text, method, width, stride or max(width // 2, 1), max_tokens)
+        if ray is None:
+            open_scorer = partial(_scorer, opened, baseline, width, engine, progress)
+        else:
+            open_scorer = partial(_scorer_elsewhere, *_for_workers(models, baseline, engine), width)
+        scores = evaluate_windows(pool, open_scorer, windows, progress)
     names = [*models, *([baseline] if baseline is not None else [])]
     rows = [_row(path, score) for path, score in zip(names, scores, strict=True)]
     for row, model in zip(rows, opened, strict=False):
@@ -81,6 +97,41 @@ def command(
         print_json({**settings, "models": rows[: len(models)], "baseline": rows[-1] if baseline else None})
     else:
         _print(rows, has_baseline=baseline is not None)
+
+
+def _open(paths: Sequence[Path], n_ctx: int | None, engine: dict[str, Any], progress: Progress) -> list[Model]:
+    from krafla_cli.runtime.model import open_model
+
+    return [open_model(path, n_ctx=n_ctx, default_ctx=_DEFAULT_WINDOW, progress=progress, **engine) for path in paths]
+
+
+def _scorer(
+    models: Sequence[Model], baseline: Path | None, width: int, engine: dict[str, Any], progress: Progress
+) -> WindowScorer:
+    from krafla_cli.runtime.evaluation import WindowScorer
+
+    base = _open_baseline(baseline, width, engine, progress) if baseline is not None else None
+    return WindowScorer([model.engine for model in models], base)
+
+
+def _for_workers(
+    models: Sequence[Path], baseline: Path | None, engine: dict[str, Any]
+) -> tuple[list[tuple[Path, int]], Path | None, dict[str, Any]]:
+    """Arguments for workers, which have another current folder: paths with their sizes, the baseline, options."""
+    sizes = [(path.absolute(), path.stat().st_size) for path in models]
+    tokenizer = engine["tokenizer"] and str(Path(engine["tokenizer"]).absolute())
+    options = engine | {"threads": engine["threads"] or 1, "tokenizer": tokenizer}
+    return sizes, baseline and baseline.absolute(), options
+
+
+def _scorer_elsewhere(
+    sizes: dict[Path, int], baseline: Path | None, engine: dict[str, Any], width: int
+) -> WindowScorer:
+    """The scorer, opened in a worker's process."""
+    from krafla_cli.runtime.workers import open_same_model
+
+    models = [open_same_model(path, n_bytes, {**engine, "n_ctx": width}) for path, n_bytes in sizes]
+    return _scorer(models, baseline, width, engine, SILENT)
 
 
 def _open_baseline(path: Path, n_ctx: int, engine: dict[str, Any], progress: Progress) -> Engine:

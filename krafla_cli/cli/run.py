@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,16 @@ from krafla_cli.cli.common import (
     force_option,
     json_option,
     note,
+    open_pool,
     print_json,
+    ray_options,
     speed,
 )
 
 if TYPE_CHECKING:
     from krafla_cli.formats.mli import Imatrix
     from krafla_cli.runtime.generation import Generation, LogitsSink
+    from krafla_cli.runtime.imatrix import WindowRecorder
     from krafla_cli.runtime.model import Model
     from krafla_cli.runtime.sampling import Sampler
 
@@ -57,6 +61,7 @@ _TEMPLATES = ("chatml", "llama3", "gemma", "mistral", "smollm", "qwen3.5")
 @click.option("--append", is_flag=True, help="Add to the importance matrix that is there.")
 @click.option("--no-logits", is_flag=True, help="Record without the classifier: faster.")
 @click.option("--stats", is_flag=True, help="Show speeds on stderr.")
+@ray_options
 @engine_options("the model's, up to 4096; with --imatrix 512")
 @force_option
 @json_option
@@ -104,6 +109,8 @@ class _Command:
     append: bool
     no_logits: bool
     stats: bool
+    ray: str | None
+    workers: int | None
     n_ctx: int | None
     engine: str | None
     activations: str | None
@@ -138,6 +145,8 @@ class _Command:
             raise click.UsageError("--stop needs a text")
         if self.imatrix is None and (self.append or self.no_logits):
             raise click.UsageError("--append and --no-logits are for --imatrix")
+        if self.imatrix is None and (self.ray is not None or self.workers is not None):
+            raise click.UsageError("--ray and --workers are for --imatrix")
         if self.imatrix is not None and self.logits_path is not None:
             raise click.UsageError("--imatrix and --logits are two runs")
         if self.logits_path is not None:
@@ -182,20 +191,21 @@ class _Command:
     def _open(self, progress: TerminalProgress, default_ctx: int = 4096) -> Model:
         from krafla_cli.runtime.model import open_model
 
-        return open_model(
-            self.model,
-            self.device,
-            self.engine,
-            n_ctx=self.n_ctx,
-            default_ctx=default_ctx,
-            activations=self.activations,
-            kv=self.kv,
-            dtype=self.dtype,
-            threads=self.threads,
-            tokenizer=self.tokenizer,
-            template=self.template,
-            progress=progress,
-        )
+        return open_model(self.model, default_ctx=default_ctx, **self._engine_options, progress=progress)
+
+    @property
+    def _engine_options(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "engine": self.engine,
+            "n_ctx": self.n_ctx,
+            "activations": self.activations,
+            "kv": self.kv,
+            "threads": self.threads,
+            "dtype": self.dtype,
+            "tokenizer": self.tokenizer,
+            "template": self.template,
+        }
 
     # -----------------------------------------------------------------------------------------------------------------
     # Generating
@@ -283,23 +293,39 @@ class _Command:
     # Recording an importance matrix
 
     def _record(self, target: Path, progress: TerminalProgress) -> None:
-        from krafla_cli.formats.mli import write
-        from krafla_cli.runtime.imatrix import DEFAULT_WINDOW, read_previous, record, windows
+        from krafla_cli.formats.mli import Dimensions, Imatrix, write
+        from krafla_cli.runtime.imatrix import DEFAULT_WINDOW, read_previous, record_windows, windows
 
         started = time.perf_counter()
-        model = self._open(progress, DEFAULT_WINDOW)
-        width = model.engine.n_ctx
-        previous = read_previous(target, model.config) if self.append else None
-        start, ids = self._encode_for_windows(model)
-        load_seconds = time.perf_counter() - started
-        imatrix = record(model.engine, ids, width, start, not self.no_logits, previous, progress)
+        with open_pool(self.ray, self.workers, self.threads, progress) as pool:
+            model = self._open(progress, DEFAULT_WINDOW)
+            width = model.engine.n_ctx
+            previous = read_previous(target, model.config) if self.append else None
+            imatrix = previous or Imatrix.empty(Dimensions.of(model.config))
+            start, ids = self._encode_for_windows(model)
+            parts = list(windows(ids, width, start))
+            load_seconds = time.perf_counter() - started
+            speeds = record_windows(pool, self._recorder(model), parts, imatrix, progress)
         write(imatrix, target, self.force or self.append)
         note(f"wrote {target}: {imatrix.layer_tokens} tokens, {imatrix.classifier_tokens} of them in the classifier")
+        if self.ray is not None:
+            note(speeds.text("tok"))
         if self.max_tokens:
-            *_, last = windows(ids, width, start)
-            self._generate_after(model, last, self.max_tokens, load_seconds, progress)
+            self._generate_after(model, parts[-1], self.max_tokens, load_seconds, progress)
         elif self.as_json:
             print_json(_imatrix_document(imatrix, target, load_seconds, time.perf_counter() - started))
+
+    def _recorder(self, model: Model) -> Callable[[], WindowRecorder]:
+        """Opens a worker: around the model that is open, or on a cluster the model once more."""
+        from krafla_cli.runtime.imatrix import WindowRecorder
+        from krafla_cli.runtime.workers import open_recorder
+
+        if self.ray is None:
+            return lambda: WindowRecorder(model.engine, not self.no_logits)
+        options = self._engine_options | {"n_ctx": model.engine.n_ctx, "threads": self.threads or 1, "template": None}
+        options["tokenizer"] = self.tokenizer and str(Path(self.tokenizer).absolute())
+        path = self.model.absolute()
+        return partial(open_recorder, path, path.stat().st_size, not self.no_logits, options)
 
     def _encode_for_windows(self, model: Model) -> tuple[list[int], list[int]]:
         """The ids that start each window, and those of the text."""

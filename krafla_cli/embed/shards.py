@@ -20,14 +20,12 @@ from krafla_cli.embed.corpus import Source, Stretch, Unreadable, read_stretch, s
 from krafla_cli.embed.embedder import Embedder, open_embedder
 from krafla_cli.errors import DataError, FileError, FormatError, InputError, MlbError, os_reason
 from krafla_cli.formats.atomic import atomic_output, write_bytes
+from krafla_cli.formats.index_folder import INDEX_VERSION, MANIFEST
 from krafla_cli.formats.json_file import read_json_object
-from krafla_cli.formats.sidecar import file_sha256
 from krafla_cli.formats.text import printable
 from krafla_cli.pool import Pool, Speeds
 from krafla_cli.progress import SILENT, Progress
 
-MANIFEST = "manifest.json"
-INDEX_VERSION = 1
 TEXTS_PER_SHARD = 8192
 _CHUNK_TEXTS = 4096  # embedded at once
 _CHUNK_CHARS = 8 << 20
@@ -169,7 +167,7 @@ def plan(paths: list[Path], options: Options, pool: Pool, progress: Progress = S
         faults = [source.fault for source in sources if source.fault]
         raise InputError(faults[0] if faults else "the corpus has no texts")
     document = {
-        **model_document(embedder, options.model, dims),
+        **model_document(embedder, dims),
         "texts_per_shard": options.texts_per_shard,
         "corpus": [
             {
@@ -185,14 +183,14 @@ def plan(paths: list[Path], options: Options, pool: Pool, progress: Progress = S
     return Job(options, dims, sources, document)
 
 
-def model_document(embedder: Embedder, path: Path, dims: int) -> dict[str, Any]:
+def model_document(embedder: Embedder, dims: int) -> dict[str, Any]:
     """What a manifest says of the model (section 8 of the specification): the fields that a client compares."""
     header = embedder.model.header
     return {
         "index_version": INDEX_VERSION,
         "model_id": header.name,
         "model_version": header.version,
-        "model_sha256": file_sha256(path),
+        "model_sha256": embedder.model.sha256,
         "dims": dims,
         "license_id": header.license_id,
         "has_fingerprint": header.has_fingerprint,
@@ -319,10 +317,11 @@ def _json(document: dict[str, Any]) -> bytes:
 
 def open_shard_worker(options: Options, model_sha256: str, key: str, folder: Path) -> ShardWorker:
     """Opens the model in a worker's process. Raises FileError, FormatError, DataError: not the model of the job."""
-    found = file_sha256(options.model)
+    embedder = open_embedder(options.model, options.threads)
+    found = embedder.model.sha256
     if found != model_sha256:
         raise DataError(f"{printable(str(options.model))}: SHA-256 {found} on a worker, {model_sha256} where it began")
-    return ShardWorker(open_embedder(options.model, options.threads), options.dims, key, folder)
+    return ShardWorker(embedder, options.dims, key, folder)
 
 
 class ShardWorker:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from krafla_cli.errors import DataError, InputError
+from krafla_cli.pool import LocalPool, Pool
 from krafla_cli.progress import SILENT, Progress
 from krafla_cli.runtime.engine import Engine, Float32s, Ids
 
@@ -95,6 +96,16 @@ class Tally:
             self.kl.append(divergence(baseline, log_p))
             self.n_agreed += int(np.count_nonzero(baseline.argmax(1) == log_p.argmax(1)))
 
+    def merge(self, other: Tally) -> None:
+        """Adds what another tally has of later positions."""
+        self.n_scored += other.n_scored
+        self.sum_nll += other.sum_nll
+        self.sum_squared_nll += other.sum_squared_nll
+        self.kl += other.kl
+        self.n_agreed += other.n_agreed
+        self.n_run += other.n_run
+        self.seconds += other.seconds
+
     def score(self) -> Score:
         """The results. The standard errors are those of means of independent values, as llama.cpp has them."""
         mean = self.sum_nll / self.n_scored
@@ -140,57 +151,77 @@ class Score:
     divergence: Divergence | None = None
 
 
-def evaluate(
-    engines: Sequence[Engine], windows: Sequence[Window], baseline: Engine | None = None, progress: Progress = SILENT
-) -> list[Score]:
-    """The score of each engine over ``windows``, side by side, so that the logits of no window are kept.
+class WindowScorer:
+    """Scores windows with several models side by side, so that no logits are kept; a worker of evaluate_windows.
 
-    With a ``baseline`` its score comes last. Raises InputError (vocabularies that differ), DataError (broken logits).
+    With a ``baseline`` its tally comes last. Raises InputError: vocabularies that differ.
     """
-    everyone = [*engines, *([baseline] if baseline else [])]
-    for engine in everyone:
-        if engine.header.vocab != everyone[0].header.vocab:
-            sizes = f"{everyone[0].header.vocab} and {engine.header.vocab}"
-            raise InputError(f"models with vocabularies of {sizes} tokens cannot be compared")
-    tallies = [Tally() for _ in everyone]
-    progress.start("eval", sum(len(w.ids) for w in windows) * len(everyone), "tok")
-    try:
-        for window in windows:
-            _score_window(everyone, tallies, window, baseline is not None, progress)
-    finally:
-        progress.finish()
-    return [tally.score() for tally in tallies]
 
+    def __init__(self, engines: Sequence[Engine], baseline: Engine | None = None) -> None:
+        self.engines = [*engines, *([baseline] if baseline else [])]
+        self.has_baseline = baseline is not None
+        for engine in self.engines:
+            if engine.header.vocab != self.engines[0].header.vocab:
+                sizes = f"{self.engines[0].header.vocab} and {engine.header.vocab}"
+                raise InputError(f"models with vocabularies of {sizes} tokens cannot be compared")
 
-def _score_window(
-    engines: list[Engine], tallies: list[Tally], window: Window, has_baseline: bool, progress: Progress
-) -> None:
-    """All engines go through the window together, a batch of scored positions at a time; the baseline first."""
-    for engine, tally in zip(engines, tallies, strict=True):
-        engine.reset()
-        if window.first:
-            _timed_forward(engine, tally, window.ids[: window.first], False, progress)
-    end = len(window.ids) - 1
-    batch = max(_MAX_LOGITS // engines[0].header.vocab, 1)
-    for start in range(window.first, end, batch):
-        ids = window.ids[start : min(start + batch, end)]
-        targets = window.ids[start + 1 : start + 1 + len(ids)]
+    def __call__(self, window: Window) -> list[Tally]:
+        """The tallies of one window: a batch of scored positions at a time, the baseline first."""
+        tallies = [Tally() for _ in self.engines]
+        for engine, tally in zip(self.engines, tallies, strict=True):
+            engine.reset()
+            if window.first:
+                _timed_forward(engine, tally, window.ids[: window.first], False)
+        end = len(window.ids) - 1
+        batch = max(_MAX_LOGITS // self.engines[0].header.vocab, 1)
+        for start in range(window.first, end, batch):
+            ids = window.ids[start : min(start + batch, end)]
+            self._score(tallies, ids, window.ids[start + 1 : start + 1 + len(ids)])
+        return tallies
+
+    def _score(self, tallies: list[Tally], ids: Ids, targets: Ids) -> None:
         reference: Float32s | None = None
-        for engine, tally in zip(reversed(engines), reversed(tallies), strict=True):
-            log_p = log_softmax(_timed_forward(engine, tally, ids, True, progress))
-            if has_baseline and reference is None:
+        for engine, tally in zip(reversed(self.engines), reversed(tallies), strict=True):
+            log_p = log_softmax(_timed_forward(engine, tally, ids, True))
+            if self.has_baseline and reference is None:
                 reference = log_p
                 tally.add(log_p, targets, None)
             else:
                 tally.add(log_p, targets, reference)
 
 
-def _timed_forward(engine: Engine, tally: Tally, ids: Ids, with_logits: bool, progress: Progress) -> Float32s:
+def evaluate(
+    engines: Sequence[Engine], windows: Sequence[Window], baseline: Engine | None = None, progress: Progress = SILENT
+) -> list[Score]:
+    """The score of each engine over ``windows``; with a ``baseline`` its score comes last.
+
+    Raises InputError (vocabularies that differ), DataError (broken logits).
+    """
+    return evaluate_windows(LocalPool(), lambda: WindowScorer(engines, baseline), windows, progress)
+
+
+def evaluate_windows(
+    pool: Pool, open_scorer: Callable[[], WindowScorer], windows: Sequence[Window], progress: Progress = SILENT
+) -> list[Score]:
+    """The scores of a scorer's models. What the windows add up to is added in their order, whatever the pool."""
+    totals: list[Tally] = []
+    progress.start("eval", sum(len(w.ids) for w in windows), "tok")
+    try:
+        for window, done in zip(windows, pool.map(open_scorer, windows), strict=True):
+            totals = totals or [Tally() for _ in done.value]
+            for total, tally in zip(totals, done.value, strict=True):
+                total.merge(tally)
+            progress.advance(len(window.ids))
+    finally:
+        progress.finish()
+    return [total.score() for total in totals]
+
+
+def _timed_forward(engine: Engine, tally: Tally, ids: Ids, with_logits: bool) -> Float32s:
     started = time.perf_counter()
     logits = engine.forward(ids, "all" if with_logits else "none")
     tally.seconds += time.perf_counter() - started
     tally.n_run += len(ids)
-    progress.advance(len(ids))
     return logits
 
 

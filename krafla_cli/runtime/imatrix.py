@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from krafla_cli.errors import DataError, InputError, ShapeError
 from krafla_cli.formats.mlb import Header
 from krafla_cli.formats.mli import Dimensions, Imatrix, read
 from krafla_cli.formats.text import printable
+from krafla_cli.pool import LocalPool, Pool, Speeds
 from krafla_cli.progress import SILENT, Progress
 from krafla_cli.runtime.engine import Engine, Float32s, Slot
 from krafla_cli.runtime.generation import BATCH
@@ -75,6 +76,27 @@ def _broken(layer: int | None, slot: Slot, values: Float32s) -> DataError:
     return DataError(f"{where}the input of {_MATRICES[slot]} is {value} at channel {channel}; nothing was written")
 
 
+class WindowRecorder:
+    """Runs windows from an empty sequence each; a worker of :func:`record_windows`."""
+
+    def __init__(self, engine: Engine, with_logits: bool = True) -> None:
+        self.engine = engine
+        self.with_logits = with_logits
+
+    def __call__(self, part: Sequence[int]) -> Imatrix:
+        """The sums of one window. Raises InputError (longer than the context), DataError (broken activations)."""
+        recorder = Recorder(Imatrix.empty(Dimensions.of(self.engine.header)))
+        self.engine.observer = recorder
+        try:
+            self.engine.reset()
+            for start in range(0, len(part), BATCH):
+                self.engine.forward(part[start : start + BATCH], "all" if self.with_logits else "none")
+        finally:
+            self.engine.observer = None
+        recorder.end_window(len(part), len(part) if self.with_logits else 0)
+        return recorder.total
+
+
 def record(
     engine: Engine,
     ids: Sequence[int],
@@ -90,21 +112,33 @@ def record(
     to, as if its text and this one had been recorded in one run. Raises InputError (no text, windows longer than the
     context), DataError (NaN or infinite activations).
     """
-    recorder = Recorder(onto or Imatrix.empty(Dimensions.of(engine.header)))
+    total = onto or Imatrix.empty(Dimensions.of(engine.header))
     parts = list(windows(ids, n_positions, prefix))
-    engine.observer = recorder
+    record_windows(LocalPool(), lambda: WindowRecorder(engine, with_logits), parts, total, progress)
+    return total
+
+
+def record_windows(
+    pool: Pool,
+    open_recorder: Callable[[], WindowRecorder],
+    parts: Sequence[Sequence[int]],
+    total: Imatrix,
+    progress: Progress = SILENT,
+) -> Speeds:
+    """Adds the sums of windows to ``total``, in the order of the windows, so that the bits do not depend on the pool.
+
+    Returns the tokens a second of each worker. Raises as :class:`WindowRecorder`.
+    """
+    speeds = Speeds()
     progress.start("imatrix", sum(len(part) for part in parts), "tok")
     try:
-        for part in parts:
-            engine.reset()
-            for start in range(0, len(part), BATCH):
-                engine.forward(part[start : start + BATCH], "all" if with_logits else "none")
-            recorder.end_window(len(part), len(part) if with_logits else 0)
+        for part, done in zip(parts, pool.map(open_recorder, parts), strict=True):
+            total.add(done.value)
+            speeds.add(done, len(part))
             progress.advance(len(part))
     finally:
-        engine.observer = None
         progress.finish()
-    return recorder.total
+    return speeds
 
 
 def read_previous(path: Path, header: Header) -> Imatrix | None:
