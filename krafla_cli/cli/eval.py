@@ -125,7 +125,7 @@ def _for_workers(
 
 
 def _scorer_elsewhere(
-    sizes: dict[Path, int], baseline: Path | None, engine: dict[str, Any], width: int
+    sizes: list[tuple[Path, int]], baseline: Path | None, engine: dict[str, Any], width: int
 ) -> WindowScorer:
     """The scorer, opened in a worker's process."""
     from krafla_cli.runtime.workers import open_same_model
