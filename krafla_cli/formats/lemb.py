@@ -25,7 +25,6 @@ from krafla_cli.formats.lemb_check import (
     Contents,
     Section,
     check,
-    decoded,
     hashes,
     parse_metadata,
     read_table,
@@ -102,7 +101,7 @@ def _parse(data: memoryview, contents: Contents) -> LembModel:
     metadata = bytes(content[METADATA]) if METADATA in content else None
     tokenizer = TokenizerConfig.from_bytes(content[TOKENIZER_CONFIG])
     sha256 = bytes(data[-HASH_BYTES:]).hex()
-    return LembModel(header, tuple(decoded(contents.tokens)), tokenizer, arrays, metadata, sha256)
+    return LembModel(header, tuple(contents.tokens), tokenizer, arrays, metadata, sha256)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 
@@ -68,17 +69,25 @@ class Contents:
     """The sections of known type by their type, and the entries of TOKENIZER_VOCAB."""
 
     sections: dict[int, Section]
-    tokens: list[bytes]
+    tokens: list[str]
 
 
 def check(data: memoryview, report: Report) -> Contents:
     """Adds every fault of the file to ``report``; returns what is in it, to be used only if the report is valid."""
-    contents = Contents({}, [])
     fault = start_fault(data)
     if fault is not None:
         report.faults.append(fault)
-        return contents
-    _check_hash(data, report)
+        return Contents({}, [])
+    with ThreadPoolExecutor(1) as pool:  # hashing a model takes as long as parsing its vocabulary
+        found = pool.submit(hashes, data)
+        contents = _check_parts(data, report)
+    _check_hash(*found.result(), len(data), report)
+    return contents
+
+
+def _check_parts(data: memoryview, report: Report) -> Contents:
+    """:func:`check` but for the hash."""
+    contents = Contents({}, [])
     header = Header.from_bytes(data)
     header_faults = list(LAYOUT.faults(header.values))
     report.faults.extend(header_faults)
@@ -123,15 +132,13 @@ def hashes(data: memoryview) -> tuple[str, str]:
     return bytes(data[-HASH_BYTES:]).hex(), hashlib.sha256(data[:-HASH_BYTES]).hexdigest()
 
 
-def _check_hash(data: memoryview, report: Report) -> None:
-    stored, computed = hashes(data)
+def _check_hash(stored: str, computed: str, n_bytes: int, report: Report) -> None:
+    """A hash that is wrong comes before all other faults, which may follow from it."""
     if stored != computed:
-        report.fault(
-            FORMAT,
-            "SHA-256",
-            len(data) - HASH_BYTES,
-            f"is {stored[:16]}..., the content's is {computed[:16]}...: the file was changed or cut off, get it again",
+        text = (
+            f"is {stored[:16]}..., the content's is {computed[:16]}...: the file was changed or cut off, get it again"
         )
+        report.faults.insert(0, Fault(FORMAT, "SHA-256", n_bytes - HASH_BYTES, text))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -221,7 +228,7 @@ def _is_required(kind: int, header: Header) -> bool:
 # The sections' content
 
 
-def _check_content(data: memoryview, header: Header, section: Section, report: Report, tokens: list[bytes]) -> None:
+def _check_content(data: memoryview, header: Header, section: Section, report: Report, tokens: list[str]) -> None:
     """Checks one section; ``tokens`` is filled with the vocabulary's."""
     content = data[section.offset : section.end]
     if section.type in TENSOR_SECTIONS:
@@ -276,24 +283,24 @@ def _tensor_fault(content: memoryview, spec: TensorSpec, section: Section) -> Fa
     return None
 
 
-def _check_vocab(content: memoryview, header: Header, section: Section, report: Report) -> list[bytes]:
-    """``vocab_size`` entries that fill the section, each valid UTF-8, no two alike. Returns them."""
+def _check_vocab(content: memoryview, header: Header, section: Section, report: Report) -> list[str]:
+    """``vocab_size`` entries that fill the section, each valid UTF-8, no two alike. Returns them if they are."""
     where, raw = f"section {section.name}", bytes(content)
     tokens, end = vocab_entries(raw, header.vocab_size)
     if len(tokens) < header.vocab_size:
         text = f"ends inside entry {len(tokens)} of {header.vocab_size}"
         report.fault(FORMAT, where, section.offset + end, text)
-        return tokens
+        return []
     if end != len(raw):
         text = f"{section.length} bytes, {header.vocab_size} entries use {end}"
         report.fault(SHAPE, where, section.entry_offset, text)
-    # A line feed continues no character, so that the whole is valid UTF-8 only if each entry is.
-    if len(set(tokens)) < len(tokens) or not _is_utf8(b"\n".join(tokens)):
+    texts = _decoded(tokens)
+    if texts is None or len(set(tokens)) < len(tokens):
         faults = list(_token_faults(tokens, section.offset))
         report.faults.extend(faults[:_MAX_LISTED])
         if len(faults) > _MAX_LISTED:
             report.fault(FORMAT, where, None, f"{len(faults) - _MAX_LISTED} more entries are wrong")
-    return tokens
+    return texts or []
 
 
 def vocab_entries(raw: bytes, n: int) -> tuple[list[bytes], int]:
@@ -309,10 +316,13 @@ def vocab_entries(raw: bytes, n: int) -> tuple[list[bytes], int]:
     return tokens, end
 
 
-def decoded(tokens: list[bytes]) -> list[str]:
-    """Tokens as text, all at once where none holds a line feed; they are valid UTF-8."""
-    texts = b"\n".join(tokens).decode().split("\n") if tokens else []
-    return texts if len(texts) == len(tokens) else [token.decode() for token in tokens]
+def _decoded(tokens: list[bytes]) -> list[str] | None:
+    """Tokens as text; None if one is no valid UTF-8. A line feed continues no character: all are decoded at once."""
+    try:
+        texts = b"\n".join(tokens).decode().split("\n")
+        return texts if len(texts) == len(tokens) else [token.decode() for token in tokens]
+    except UnicodeDecodeError:
+        return None
 
 
 def _is_utf8(data: bytes) -> bool:
