@@ -6,7 +6,7 @@ import os
 import queue
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -63,14 +63,16 @@ class Embedder:
     ) -> Iterator[tuple[list[str], Float32]]:
         """As :meth:`embed`, chunk by chunk; with several threads, the next is tokenized while one is embedded."""
         width = self.check_dims(dims)
-        if self.threads == 1:
-            for chunk in chunks:
+        remaining = iter(chunks)
+        opening = list(islice(remaining, 2))
+        if self.threads == 1 or len(opening) < 2:
+            for chunk in chain(opening, remaining):
                 yield chunk, self.embed(chunk, width, progress, first_number)
                 first_number += len(chunk)
             return
         with ThreadPoolExecutor(1) as tokenizer:
             ahead: list[tuple[list[str], Future[Tokens], int]] = []
-            for chunk in chunks:
+            for chunk in chain(opening, remaining):
                 ahead.append((chunk, tokenizer.submit(self._tokens, chunk, first_number), first_number))
                 first_number += len(chunk)
                 if len(ahead) == 2:

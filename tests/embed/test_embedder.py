@@ -233,3 +233,18 @@ def test_open_embedder(tmp_path: Any) -> None:
     assert np.array_equal(open_embedder(tmp_path / "m.bin").embed(["a"]), Embedder(model_of()).embed(["a"]))
     with pytest.raises(FileError):
         open_embedder(tmp_path / "none.bin")
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("n_chunks", [0, 1, 2, 5])
+def test_chunks_are_the_whole_in_order(threads: int, n_chunks: int) -> None:
+    """Tokenized ahead or not: every chunk comes with its rows, and a fault has the text's number in all of them."""
+    embedder = Embedder(model_of(), threads)
+    texts = [["hello", "a" * i, "world"][: 1 + i % 3] for i in range(n_chunks)]
+    got = list(embedder.embed_chunks(iter(texts), 8))
+    assert [chunk for chunk, _ in got] == texts
+    assert all(np.array_equal(rows, embedder.embed(chunk, 8)) for chunk, rows in got)
+    padded = Embedder(model_of(tokenizer=replace(TOKENIZER, pad_token_id=2, sep_token_id=2)), threads)
+    number = 10 + sum(map(len, texts)) + 1
+    with pytest.raises(DataError, match=f"text {number} has no tokens"):
+        list(padded.embed_chunks([*([["a"] * len(t) for t in texts]), ["a", ""]], first_number=10))
