@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from krafla_cli.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from krafla_cli.convert.mix import ClassChoice
     from krafla_cli.convert.pipeline import Result
     from krafla_cli.formats.mlb import TensorSpec
 
@@ -45,8 +47,10 @@ if TYPE_CHECKING:
     metavar="LIST",
     default="none",
     show_default=True,
-    help="Matrix classes kept in Q8_0 in a q4 model: none, all, or a list of tok_emb,wcls,qk,v,o,gate_up,down.",
+    help="Matrix classes kept in Q8_0 in a q4 model: none, all, a list of tok_emb,wcls,qk,v,o,gate_up,down, or auto: "
+    "those that take most off the measured error within --target-bpw.",
 )
+@click.option("--target-bpw", type=float, metavar="BITS", help="Bits per weight of the file for auto [default: 5.0].")
 @click.option("--imatrix", type=FILE_PATH, help="MLI1 file of `mlb run --imatrix`; weighs channels (fit, best).")
 @click.option("--config", type=FILE_PATH, help="Of a .mllm: the folder with config.json and tokenizer.json.")
 @click.option("--max-seq", type=click.IntRange(1, 1 << 24), help="Longest context [default: the checkpoint's].")
@@ -62,6 +66,7 @@ def command(
     scales: str,
     q4_rule: str | None,
     q8_classes: str,
+    target_bpw: float | None,
     imatrix: Path | None,
     config: Path | None,
     max_seq: int | None,
@@ -75,13 +80,23 @@ def command(
     \b
     mlb convert ./Qwen3-0.6B --wtype q4            writes Qwen3-0.6B-q4.mlb, .mlt and .json
     mlb convert ./Qwen3-0.6B --wtype q8 --dry-run  shows sizes and bits per weight, writes nothing
+    mlb convert ./Qwen3-0.6B --q8-classes auto --target-bpw 5.5 --imatrix imat.mli
     mlb convert model.Q4_0.gguf                    copies Q4_0 and Q8_0 blocks without loss
     """
     from krafla_cli.convert.pipeline import convert
     from krafla_cli.convert.plan import Options
 
+    is_auto = q8_classes == "auto"
+    if target_bpw is not None and not is_auto:
+        raise click.UsageError("--target-bpw is for --q8-classes auto")
     options = Options(
-        wtype, scales, q4_rule, _q8_mask(q8_classes), max_seq, str(imatrix) if imatrix is not None else None
+        wtype,
+        scales,
+        q4_rule,
+        0 if is_auto else _q8_mask(q8_classes),
+        max_seq,
+        str(imatrix) if imatrix is not None else None,
+        (5.0 if target_bpw is None else target_bpw) if is_auto else None,
     )
     result = convert(
         src,
@@ -112,7 +127,8 @@ def _q8_mask(names: str) -> int:
     for name in names.split(","):
         if name.strip() not in Q8_CLASSES:
             raise UsageError(
-                f'--q8-classes: no class "{printable(name.strip())}"; there are {", ".join(Q8_CLASSES)}, none, all'
+                f'--q8-classes: no class "{printable(name.strip())}"; there are '
+                f"{', '.join(Q8_CLASSES)}, none, all, auto"
             )
         mask |= Q8_CLASSES[name.strip()]
     return mask
@@ -131,6 +147,7 @@ def _document(result: Result, dry_run: bool) -> dict[str, Any]:
         "bits_per_weight": result.bits_per_weight,
         "q4_rule": result.q4_rule if result.options.wtype == "q4" else None,
         "encodings": dict(class_encodings(result.plan)),
+        "mix": [_choice(c) for c in result.mix.classes] if result.mix else None,
         "tokenizer": result.tokenizer.suffix.lstrip(".") if result.tokenizer else None,
         "tokenizer_reason": result.tokenizer.reason if result.tokenizer else None,
         "remarks": result.plan.remarks,
@@ -142,6 +159,11 @@ def _document(result: Result, dry_run: bool) -> dict[str, Any]:
         "seconds": result.seconds,
         "fsync_seconds": result.fsync_seconds,
     }
+
+
+def _choice(choice: ClassChoice) -> dict[str, Any]:
+    """One class of matrices: what Q8_0 costs and gains, and whether it was chosen."""
+    return {**asdict(choice), "benefit_per_megabyte": choice.benefit_per_megabyte}
 
 
 def _tensor(result: Result, spec: TensorSpec) -> dict[str, Any]:
@@ -165,6 +187,13 @@ def _print(result: Result, dry_run: bool) -> None:
     if verbosity().verbose:
         rows = [list(_tensor(result, plan.spec).values()) for plan in result.plan.tensors]
         click.echo("\n".join(table(("tensor", "type", "shape", "bits per weight", "relative error"), rows)))
+    if result.mix:
+        names = ("class", "bytes more", "error in q4", "in q8", "benefit per MB", "Q8_0")
+        rows = [
+            [c.name, f"{c.extra_bytes:,}", c.error_q4, c.error_q8, c.benefit_per_megabyte, "yes" if c.chosen else ""]
+            for c in result.mix.classes
+        ]
+        click.echo("\n".join(table(names, rows)))
     size, bits = human_bytes(result.n_bytes), result.bits_per_weight
     verb = "would write" if dry_run else "wrote"
     click.echo(

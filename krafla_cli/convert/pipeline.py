@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from krafla_cli.convert import companions
 from krafla_cli.convert.checkpoint import Checkpoint, open_checkpoint
 from krafla_cli.convert.importance import Importance
+from krafla_cli.convert.mix import Mix, choose_mix
 from krafla_cli.convert.plan import Options, Plan
 from krafla_cli.convert.stream import InWork, in_work
 from krafla_cli.convert.tensors import Encoding, Quantizer, encoding_of
@@ -37,8 +39,8 @@ class Result:
     """What a conversion wrote, or with ``dry_run`` would write.
 
     ``errors``: with ``measure``, those of each quantized tensor by name. ``requantized``: of each tensor that was
-    copied block by block, the blocks that could not be (Q8_0 blocks with -128). ``seconds`` counts everything,
-    ``fsync_seconds`` the wait for the disk at the end of it.
+    copied block by block, the blocks that could not be (Q8_0 blocks with -128). ``mix``: how the classes in Q8_0 were
+    chosen, where that was asked for. ``seconds`` counts everything, ``fsync_seconds`` the wait for the disk at the end.
     """
 
     output: Path
@@ -53,6 +55,7 @@ class Result:
     fsync_seconds: float
     errors: Mapping[str, Errors]
     requantized: Mapping[str, int]
+    mix: Mix | None = None
 
     @property
     def n_weights(self) -> int:
@@ -91,6 +94,8 @@ def convert(
     started = time.perf_counter()
     options = options or Options()
     _check_options(options)
+    if options.target_bpw is not None:
+        options = replace(options, wtype="q4")
     checkpoint = open_checkpoint(Path(src), Path(config) if config is not None else None)
     plan = checkpoint.plan(options)
     options = plan.options
@@ -101,14 +106,22 @@ def convert(
         given = (Path(options.imatrix),) if options.imatrix is not None else ()
         for target in (output, *files_beside(output)):
             check_target(target, force, inputs=(*checkpoint.inputs, *given))
-    for remark in plan.remarks:
-        progress.info(remark)
     importance = None
     if options.imatrix is not None:
         title = printable(options.imatrix)
         importance = Importance(mli.read(options.imatrix), plan.header, title, progress)
+    n_threads = threads or physical_cores()
+    rule = as_rule(options.q4_rule or ("fit" if importance else plan.family.q4_rule))
+    mix = None
+    if options.target_bpw is not None:
+        importance_of = importance.of if importance else lambda _spec: None
+        mix = choose_mix(checkpoint, options, options.target_bpw, rule, importance_of, n_threads, progress)
+        options = replace(options, q8_mask=mix.q8_mask)
+        plan = checkpoint.plan(options)
+    for remark in plan.remarks:
+        progress.info(remark)
     tokenizer = checkpoint.tokenizer(plan.header.vocab, progress)
-    job = _Job(checkpoint, plan, options, output, tokenizer, importance, threads, force, measure, progress)
+    job = _Job(checkpoint, plan, options, output, tokenizer, importance, rule, mix, n_threads, force, measure, progress)
     sha256, fsync_seconds = (None, 0.0) if dry_run else job.write()
     if job.requantized:
         n_blocks, n_matrices = sum(job.requantized.values()), len(job.requantized)
@@ -121,6 +134,12 @@ def _check_options(options: Options) -> None:
         raise UsageError("--imatrix selects the rule fit; it cannot be combined with --q4-rule round")
     if options.q8_mask and options.wtype == "q8":
         raise UsageError("--q8-classes keeps classes of a q4 model in Q8_0; with --wtype q8 all are")
+    if options.target_bpw is None:
+        return
+    if options.wtype == "q8" or options.q8_mask:
+        raise UsageError("--target-bpw chooses the classes in Q8_0 of a q4 model; it goes without others and with q4")
+    if not 0 < options.target_bpw < math.inf:
+        raise UsageError(f"--target-bpw must be a number above 0, not {options.target_bpw:g}")
 
 
 @dataclass(frozen=True)
@@ -133,17 +152,14 @@ class _Job:
     output: Path
     tokenizer: TokenizerFile | None
     importance: Importance | None
-    threads: int | None
+    rule: Rule
+    mix: Mix | None
+    n_threads: int
     force: bool
     measure: bool
     progress: Progress
     errors: dict[str, Errors] = field(default_factory=dict)
     requantized: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def rule(self) -> Rule:
-        """The user's choice; else "fit" with an importance, or the family's."""
-        return as_rule(self.options.q4_rule or ("fit" if self.importance else self.plan.family.q4_rule))
 
     def write(self) -> tuple[str, float]:
         """Writes all files under temporary names, then renames them: sidecars first, the model last.
@@ -174,7 +190,7 @@ class _Job:
         self.progress.start("converting", sum(t.spec.total_bytes for t in self.plan.tensors), "B")
         try:
             writer = MlbWriter(output.file, self.plan.header)
-            with in_work(self._encodings(), self.threads or physical_cores()) as tensors:
+            with in_work(self._encodings(), self.n_threads) as tensors:
                 for tensor in tensors:
                     self._write_tensor(writer, tensor)
             return writer.finish()
@@ -242,6 +258,7 @@ class _Job:
             fsync_seconds=fsync_seconds,
             errors=self.errors,
             requantized=self.requantized,
+            mix=self.mix,
         )
 
 

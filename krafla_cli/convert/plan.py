@@ -79,7 +79,8 @@ class Options:
     """What the user chose. ``q4_rule`` None: the family's. ``q8_mask``: classes kept in Q8_0 with wtype q4.
 
     ``wtype`` None: q4, but matrices that the source has in Q8_0 stay so, class by class. ``imatrix``: path of an MLI1
-    file; it implies the rule "fit".
+    file; it implies the rule "fit". ``target_bpw``: in place of a q8_mask, the bits per weight that the best one may
+    take.
     """
 
     wtype: str | None = None
@@ -88,6 +89,7 @@ class Options:
     q8_mask: int = 0
     max_seq: int | None = None
     imatrix: str | None = None
+    target_bpw: float | None = None
 
 
 def make_plan(family: Family, config: ModelConfig, fields: dict[str, Any], source: Source, options: Options) -> Plan:
