@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from krafla_cli.errors import MlbError
+sys.path.insert(0, str(Path(__file__).parents[1]))  # of this checkout, whatever is installed
+from krafla_cli.errors import MlbError  # noqa: E402
 
 Mutation = Callable[[bytearray, random.Random], None]
 
@@ -238,5 +239,4 @@ def main(readers: list[Reader], arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     sys.exit(main(importlib.import_module("tests.helpers.readers").readers()))

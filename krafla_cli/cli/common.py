@@ -162,7 +162,9 @@ def note(text: str) -> None:
 def speed(what: str, n_tokens: int, seconds: float) -> str:
     """How long ``n_tokens`` took, for a line of statistics."""
     rate = f" ({n_tokens / seconds:.1f} tok/s)" if seconds > 0 else ""
-    return f"{what} {n_tokens} tokens in {seconds:.2f} s{rate}"
+    from krafla_cli.formats.text import counted
+
+    return f"{what} {counted(n_tokens, 'token')} in {seconds:.2f} s{rate}"
 
 
 class TerminalProgress(Progress):

@@ -33,7 +33,7 @@ def merge(files: tuple[Path, ...], output: Path, force: bool, as_json: bool) -> 
     mlb imatrix merge monday/*.mli -o week.mli --force
     """
     from krafla_cli.formats.atomic import write_bytes
-    from krafla_cli.formats.text import printable
+    from krafla_cli.formats.text import counted, printable
     from krafla_cli.report.imatrix import merged
 
     total = merged(files)
@@ -42,7 +42,8 @@ def merge(files: tuple[Path, ...], output: Path, force: bool, as_json: bool) -> 
         tokens = {"layer_tokens": total.layer_tokens, "classifier_tokens": total.classifier_tokens}
         print_json({"output": str(output), "files": len(files), **tokens})
     else:
-        note(f"wrote {printable(str(output))}: {len(files)} files, {total.layer_tokens:,} tokens in the layers")
+        n_files, n_tokens = counted(len(files), "file"), counted(total.layer_tokens, "token")
+        note(f"wrote {printable(str(output))}: {n_files}, {n_tokens} in the layers")
 
 
 @command.command("show")

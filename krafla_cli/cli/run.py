@@ -294,6 +294,7 @@ class _Command:
 
     def _record(self, target: Path, progress: TerminalProgress) -> None:
         from krafla_cli.formats.mli import Dimensions, Imatrix, write
+        from krafla_cli.formats.text import counted, printable
         from krafla_cli.runtime.imatrix import DEFAULT_WINDOW, read_previous, record_windows, windows
 
         started = time.perf_counter()
@@ -307,7 +308,8 @@ class _Command:
             load_seconds = time.perf_counter() - started
             speeds = record_windows(pool, self._recorder(model), parts, imatrix, progress)
         write(imatrix, target, self.force or self.append)
-        note(f"wrote {target}: {imatrix.layer_tokens} tokens, {imatrix.classifier_tokens} of them in the classifier")
+        n_tokens = counted(imatrix.layer_tokens, "token")
+        note(f"wrote {printable(str(target))}: {n_tokens}, {imatrix.classifier_tokens:,} of them in the classifier")
         if self.ray is not None:
             note(speeds.text("tok"))
         if self.max_tokens:

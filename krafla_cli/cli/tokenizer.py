@@ -65,7 +65,7 @@ def command(
 
 def _convert(src: Path, output: Path | None, force: bool, as_json: bool) -> None:
     from krafla_cli.formats import atomic, mlt
-    from krafla_cli.formats.text import printable
+    from krafla_cli.formats.text import counted, printable
     from krafla_cli.tokenizer.convert import convert_with_proof
     from krafla_cli.tokenizer.inspect import summary
     from krafla_cli.tokenizer.source import tokenizer_path
@@ -91,12 +91,14 @@ def _convert(src: Path, output: Path | None, force: bool, as_json: bool) -> None
         return
     flags = ", ".join(report["flag_names"]) or "none"
     note(f"{printable(str(target))}: {report['kind']}, flags {report['flags']} ({flags})")
-    note(f"  {report['n_vocab']} tokens ({report['n_added']} added), {report['n_merges']} merges")
+    tokens, merges = counted(report["n_vocab"], "token"), counted(report["n_merges"], "merge")
+    note(f"  {tokens} ({report['n_added']} added), {merges}")
     note(f"  BOS {report['bos']}, EOS {report['eos']}")
     note(f"  proven: the same ids as the tokenizers library gives, on {conversion.n_lines} lines of text")
 
 
 def _encode(src: Path, text: str, with_bos: bool, as_json: bool) -> None:
+    from krafla_cli.formats.text import counted
     from krafla_cli.tokenizer.inspect import encoded, token_rows
     from krafla_cli.tokenizer.load import load_tokenizer
 
@@ -108,7 +110,7 @@ def _encode(src: Path, text: str, with_bos: bool, as_json: bool) -> None:
         print_json({"ids": ids, "tokens": rows})
         return
     _print_rows(rows)
-    note(f"{len(ids)} tokens")
+    note(counted(len(ids), "token"))
 
 
 def _decode(src: Path, ids: str, as_json: bool) -> None:

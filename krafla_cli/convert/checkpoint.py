@@ -79,6 +79,8 @@ def _kind_of_file(path: Path) -> str:
         kind = detect(path).kind
     except FormatError:
         kind = ""
+    if kind == "mlb":
+        raise FileError(f"{printable(str(path))} is a .mlb model already; mlb export writes it in other formats")
     if kind not in ("gguf", "mllm"):
         raise FileError(f"{printable(str(path))} is not a folder, a GGUF or an MLLM file; {_TAKES}")
     return kind

@@ -77,11 +77,16 @@ def stop_ids(
     config: ModelConfig, companions: Companions, tokenizer: tokenizers.Tokenizer | None, vocab: int
 ) -> tuple[int, ...]:
     """The union of what config, generation config and tokenizer end a text with, ascending; ids below ``vocab``."""
-    ids = {*_ids(config.get("eos_token_id")), *_ids(companions.generation.get("eos_token_id"))}
+    ids = stated_stop_ids(config, companions)
     eos = special_tokens(companions).get("eos_token")
     if eos is not None and tokenizer is not None:
         ids.update(_ids(tokenizer.token_to_id(eos)))
     return tuple(sorted(i for i in ids if 0 <= i < vocab))
+
+
+def stated_stop_ids(config: ModelConfig, companions: Companions) -> set[int]:
+    """What config and generation config say; ids that the model does not have too."""
+    return {*_ids(config.get("eos_token_id")), *_ids(companions.generation.get("eos_token_id"))}
 
 
 def _ids(value: Any) -> list[int]:

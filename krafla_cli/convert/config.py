@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from krafla_cli.errors import FormatError, UnsupportedError
-from krafla_cli.formats.json_file import read_json_object
+from krafla_cli.formats.json_file import read_json_object, shown_json
 from krafla_cli.formats.text import printable
 
 _MAX_CONFIG_BYTES = 16 << 20
@@ -68,7 +68,7 @@ class ModelConfig:
         """``value`` of ``key`` as a whole number."""
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
         if not is_number or value != int(value) or value < least:
-            raise self.error(key, f"must be a whole number of at least {least}, is {printable(str(value))}")
+            raise self.error(key, f"must be a whole number of at least {least}, is {shown_json(value)}")
         return int(value)
 
     def number(self, key: str) -> float:
@@ -86,14 +86,21 @@ class ModelConfig:
     def checked_number(self, key: str, value: Any) -> float:
         """``value`` of ``key`` as a finite number."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < float("inf"):
-            raise self.error(key, f"must be a finite number, is {printable(str(value))}")
+            raise self.error(key, f"must be a finite number, is {shown_json(value)}")
         return float(value)
+
+    def norm_eps(self) -> float:
+        """rms_norm_eps: what is added to a mean square, which no model makes larger than 1."""
+        value = self.number("rms_norm_eps")
+        if not 0 <= value <= 1:
+            raise self.error("rms_norm_eps", f"must be 0 to 1, is {value:g}")
+        return value
 
     def flag(self, key: str) -> bool:
         """A truth value; missing and null mean false."""
         value = self.get(key)
         if value not in (None, False, True, 0, 1):
-            raise self.error(key, f"must be true or false, is {printable(str(value))}")
+            raise self.error(key, f"must be true or false, is {shown_json(value)}")
         return bool(value)
 
     def choice(self, key: str, choices: Mapping[str, Any]) -> Any:
@@ -101,7 +108,7 @@ class ModelConfig:
         value = self.get(key)
         if not isinstance(value, str) or value not in choices:
             names = ", ".join(choices)
-            raise self.unsupported(f'{key} "{printable(str(value))}" is not supported; supported: {names}')
+            raise self.unsupported(f"{key}: {shown_json(value)} is not supported; supported: {names}")
         return choices[value]
 
     def n_layers(self) -> int:
@@ -117,12 +124,12 @@ class ModelConfig:
         if value is None:
             return None
         if not isinstance(value, list) or len(value) < n_layers:
-            found = f"{len(value)} entries" if isinstance(value, list) else printable(str(value))
+            found = f"{len(value)} entries" if isinstance(value, list) else shown_json(value)
             raise self.error(key, f"must list {n_layers} layers, has {found}")
         wrong = next((v for v in value[:n_layers] if v not in kinds), None)
         if wrong is not None:
             known = ", ".join(str(k) for k in kinds)
-            raise self.unsupported(f"{key}: {printable(str(wrong))} is not supported; supported: {known}")
+            raise self.unsupported(f"{key}: {shown_json(wrong)} is not supported; supported: {known}")
         return value[:n_layers]
 
     def section(self, key: str) -> dict[str, Any]:
@@ -131,14 +138,16 @@ class ModelConfig:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise self.error(key, f"must be an object, is {printable(str(value))}")
+            raise self.error(key, f"must be an object, is {shown_json(value)}")
         return value
 
     def tied(self) -> bool:
         """Whether the classifier shares the embedding's weights: the top level decides, then the text part."""
         for place in (self.raw, self.text, self.defaults):
             value = place.get("tie_word_embeddings")
-            if isinstance(value, bool):
+            if value is not None:
+                if not isinstance(value, bool):
+                    raise self.error("tie_word_embeddings", f"must be true or false, is {shown_json(value)}")
                 return value
         return False
 

@@ -25,7 +25,7 @@ from krafla_cli.formats.atomic import Output, check_target, commit
 from krafla_cli.formats.mlb import MATRIX_CLASS, Header
 from krafla_cli.formats.mlb_file import MlbWriter
 from krafla_cli.formats.sidecar import Sidecar, files_beside, sidecar_path
-from krafla_cli.formats.text import printable
+from krafla_cli.formats.text import counted, printable
 from krafla_cli.kernels.cores import physical_cores
 from krafla_cli.progress import SILENT, Progress
 from krafla_cli.quant.errors import Errors
@@ -121,12 +121,25 @@ def convert(
     for remark in plan.remarks:
         progress.info(remark)
     tokenizer = checkpoint.tokenizer(plan.header.vocab, progress)
+    _warn(checkpoint, plan, progress)
     job = _Job(checkpoint, plan, options, output, tokenizer, importance, rule, mix, n_threads, force, measure, progress)
     sha256, fsync_seconds = (None, 0.0) if dry_run else job.write()
     if job.requantized:
         n_blocks, n_matrices = sum(job.requantized.values()), len(job.requantized)
-        progress.info(f"quantized anew: {n_blocks} Q8_0 blocks in {n_matrices} matrices, which held -128")
+        blocks, matrices = counted(n_blocks, "Q8_0 block"), counted(n_matrices, "matrix", "matrices")
+        progress.info(f"quantized anew: {blocks} in {matrices}, which held -128")
     return job.result(sha256, fsync_seconds, started)
+
+
+def _warn(checkpoint: Checkpoint, plan: Plan, progress: Progress) -> None:
+    """What was asked for, or stated, and has no effect."""
+    vocab = plan.header.vocab
+    stated = companions.stated_stop_ids(checkpoint.config, checkpoint.companions)
+    beyond = sorted(i for i in stated if not 0 <= i < vocab)
+    if beyond:
+        progress.warn(f"eos_token_id {beyond[0]} is no id of the model, which has {vocab}; it is left out")
+    if plan.options.imatrix is not None and all(t.spec.encoding != "q4_0" for t in plan.tensors):
+        progress.warn("--imatrix changes nothing: it weighs Q4_0 blocks, and all matrices are Q8_0")
 
 
 def _check_options(options: Options) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from krafla_cli.errors import FileError, FormatError, InputError, os_reason
-from krafla_cli.formats.json_file import parse_json
+from krafla_cli.formats.json_file import parse_json, shown_json
 from krafla_cli.formats.text import printable
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
@@ -106,11 +106,11 @@ def decoded(line: bytes, where: str) -> str:
 
 def _field_text(document: Any, field: str, where: str) -> str:
     if not isinstance(document, dict):
-        raise FormatError(f"{where}: must be a JSON object, is a {type(document).__name__}")
+        raise FormatError(f"{where}: must be a JSON object, is {shown_json(document)}")
     if field not in document:
         keys = ", ".join(printable(k, 40) for k in list(document)[:8])
         raise FormatError(f"{where}: has no field {printable(field, 40)!r} (it has: {keys}); --field names another")
     text = document[field]
     if not isinstance(text, str):
-        raise FormatError(f"{where}: field {printable(field, 40)!r} is no text but a {type(text).__name__}")
+        raise FormatError(f"{where}: field {printable(field, 40)!r} must be text, is {shown_json(text)}")
     return check_unicode(text, where)

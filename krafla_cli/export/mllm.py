@@ -14,6 +14,7 @@ from krafla_cli.formats.atomic import atomic_output
 from krafla_cli.formats.data_types import BY_NAME
 from krafla_cli.formats.mllm import MllmWriter, NewTensor
 from krafla_cli.formats.sidecar import files_beside
+from krafla_cli.formats.text import counted
 from krafla_cli.progress import Progress
 from krafla_cli.quant import ggml_blocks
 
@@ -51,4 +52,5 @@ def _decoded(targets: list[Target]) -> Iterator[str]:
     """Matrices whose blocks do not fit: parts of two encodings in one, or columns that padding added."""
     names = [t.name for t in targets if t.pieces[0].spec.is_quantized and block_encoding(t) is None]
     if names:
-        yield f"written as F32, since their blocks do not fit: {len(names)} matrices ({names[0]}, ...)"
+        matrices = counted(len(names), "matrix", "matrices")
+        yield f"written as F32, since their blocks do not fit: {matrices} ({names[0]}, ...)"

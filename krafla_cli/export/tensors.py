@@ -18,7 +18,7 @@ import numpy.typing as npt
 from krafla_cli.errors import FormatError
 from krafla_cli.formats.mlb import Header, TensorSpec
 from krafla_cli.formats.mlb_file import MlbFile
-from krafla_cli.formats.text import printable
+from krafla_cli.formats.text import counted, printable
 from krafla_cli.parts import CheckpointLayout, Part
 from krafla_cli.quant import ggml_blocks, q4_0
 from krafla_cli.quant.blocks import Quantized
@@ -201,7 +201,6 @@ class ScaleRounding:
     def remarks(self) -> Iterator[str]:
         """What to tell of it."""
         if self.n_rounded:
-            yield (
-                f"float32 scales of {self.n_rounded} matrices were rounded to f16: relative error of the weights "
-                f"{self.relative_error:.2g}"
-            )
+            matrices = counted(self.n_rounded, "matrix", "matrices")
+            error = f"relative error of the weights {self.relative_error:.2g}"
+            yield f"float32 scales of {matrices} were rounded to f16: {error}"

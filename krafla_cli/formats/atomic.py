@@ -24,7 +24,7 @@ def check_target(target: Path, force: bool = False, inputs: tuple[Path, ...] = (
     """
     name = printable(str(target))
     if target.is_dir():
-        raise FileError(f"cannot write {name}: it is a folder; give a file name with -o")
+        raise FileError(f"cannot write {name}: it is a folder; give a file name")
     if not target.parent.is_dir():
         raise FileError(f"cannot write {name}: the folder {printable(str(target.parent))} does not exist")
     if not target.exists():
@@ -32,7 +32,7 @@ def check_target(target: Path, force: bool = False, inputs: tuple[Path, ...] = (
     if not target.is_file():
         raise FileError(f"cannot write {name}: it is a device or a pipe, and the output is renamed into place")
     if any(source.exists() and source.samefile(target) for source in inputs):
-        raise FileError(f"cannot write {name}: it is the input itself; give another name with -o")
+        raise FileError(f"cannot write {name}: it is the input itself; give another name")
     if not force:
         raise _exists(target)
 

@@ -35,6 +35,13 @@ TYPE_NAMES = {
     0: "uint8", 1: "int8", 2: "uint16", 3: "int16", 4: "uint32", 5: "int32", 6: "float32", 7: "bool", 8: "string",
     9: "array", 10: "uint64", 11: "int64", 12: "float64",
 }  # fmt: skip
+_WORDS: dict[type, str] = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "a bool",
+    list: "an array of strings",
+}
 _LEAST_PAIR = 8 + 4 + 1  # key length, type, the smallest value
 _LEAST_TENSOR = 8 + 4 + 4 + 8  # name length, number of dimensions, type, offset
 _REMOVED = {4: "Q4_2", 5: "Q4_3", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
@@ -106,7 +113,7 @@ class GgufFile:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise FormatError(
                 f"{self.title}: {printable(key)} at offset {entry.offset} is of type {entry.type_name}, "
-                f"must be {kind.__name__}"
+                f"must be {_WORDS[kind]}"
             )
         return value
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from krafla_cli.formats.faults import FORMAT, Fault
+from krafla_cli.formats.text import printable_bytes
 
 Values = Mapping[str, Any]
 # A rule is given the field's value and all header values, and says whether the value is allowed.
@@ -94,6 +95,8 @@ def layout_of(header_class: Any, n_bytes: int) -> Layout:
 
 def shown(value: Any) -> str:
     """A header value for an error message; floats with the digits that identify a float32."""
+    if isinstance(value, bytes):
+        return f'"{printable_bytes(value)}"'
     return f"{value:.9g}" if isinstance(value, float) else repr(value)
 
 

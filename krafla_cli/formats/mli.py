@@ -175,6 +175,7 @@ def _check(data: memoryview, report: Report) -> Dimensions:
         report.fault(FORMAT, "file", None, text)
     if report.valid:
         _check_sums(data, dimensions, report)
+    if report.valid:
         _warn_about_counts(values, Imatrix(dimensions, _sums(data)), report)
         if values["q_dim"] == values["dim"]:
             report.warn("q_dim", LAYOUT["q_dim"].offset, "is dim: it is written as 0 then")

@@ -89,7 +89,7 @@ _ID_RULE = Rule(_is_id, "must be -1 or a token id below n_vocab")
 LAYOUT = Layout(
     32,
     (
-        Field("magic", 0, "4s", "MLT1", (Rule(one_of(MAGIC), "must be b'MLT1'"),)),
+        Field("magic", 0, "4s", "MLT1", (Rule(one_of(MAGIC), 'must be "MLT1"'),)),
         Field("version", 4, "I", "format version", (Rule(one_of(VERSION), "must be 1"),)),
         Field("kind", 8, "I", "1 SentencePiece-style BPE, 2 byte-level BPE", (Rule(one_of(1, 2), "must be 1 or 2"),)),
         Field(

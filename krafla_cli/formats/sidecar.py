@@ -21,6 +21,7 @@ from krafla_cli.formats.text import printable
 VERSION = 1
 _MAX_BYTES = 32 << 20
 _HASH_CHUNK = 4 << 20
+_MAX_QUICK_HASH = 64 << 20  # a tenth of a second
 
 
 # What sampling values may be: the check, and its words.
@@ -113,6 +114,14 @@ def _sampling(values: dict[str, int | float], name: str) -> dict[str, float]:
         if not abs(value) < 1e300 or not allowed(value):  # a whole number in JSON may have any size
             raise FormatError(f"{name}: sampling: {printable(key)} must be {text}, is {shown_json(value)}")
     return {key: float(value) for key, value in values.items()}
+
+
+def is_of_another(sidecar: Sidecar, model: str | os.PathLike[str]) -> bool:
+    """Whether ``sidecar`` is of another model than the file ``model``; of a large one that is not looked at (False).
+
+    ``mlb validate`` always looks. Raises FileError.
+    """
+    return Path(model).stat().st_size <= _MAX_QUICK_HASH and file_sha256(model) != sidecar.sha256
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:

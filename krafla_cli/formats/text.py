@@ -41,6 +41,11 @@ def _escape(char: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{{{code:x}}}"
 
 
+def counted(n: int, noun: str, plural: str = "") -> str:
+    """A number and what it counts: "1 token", "2,000 tokens"."""
+    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
 def human_bytes(n_bytes: int) -> str:
     """``n_bytes`` in decimal units with three digits: 1536 -> '1.54 KB'."""
     if n_bytes < 1000:

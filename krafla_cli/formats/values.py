@@ -41,13 +41,8 @@ def zero_rows(values: Array, zero: int = 0, scales: Array | None = None) -> list
     Vocabularies and FFNs are padded with rows of zeros at their end. With ``scales`` [rows, blocks], a block of columns
     whose scale is 0 counts as zero.
     """
-    found: list[int] = []
-    for rows in _candidates(values, zero, scales):
-        is_zero = values[rows] == zero
-        if scales is not None:
-            blocks = is_zero.reshape(len(rows), scales.shape[1], -1).all(axis=2)
-            is_zero = blocks | (scales[rows] == 0)
-        found += rows[is_zero.all(axis=1)].tolist()
+    with np.errstate(invalid="ignore"):  # a NaN is no zero
+        found = [row for rows in _candidates(values, zero, scales) for row in _zero_among(rows, values, zero, scales)]
     is_padding = len(found) < len(values) and found == list(range(len(values) - len(found), len(values)))
     return [] if is_padding else found
 
@@ -60,6 +55,15 @@ def _candidates(values: Array, zero: int, scales: Array | None) -> Iterator[npt.
     rows = np.flatnonzero(begins_so)
     for start in range(0, len(rows), _ROWS):
         yield rows[start : start + _ROWS]
+
+
+def _zero_among(rows: npt.NDArray[np.intp], values: Array, zero: int, scales: Array | None) -> list[int]:
+    is_zero = values[rows] == zero
+    if scales is not None:
+        blocks = is_zero.reshape(len(rows), scales.shape[1], -1).all(axis=2)
+        is_zero = blocks | (scales[rows] == 0)
+    zero_ones: list[int] = rows[is_zero.all(axis=1)].tolist()
+    return zero_ones
 
 
 def rows_text(rows: list[int]) -> str:

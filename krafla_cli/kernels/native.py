@@ -36,6 +36,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _SYMBOL = "mlb_kernel_{}"
 _RESULT = ctypes.create_string_buffer(16)  # where numba's convention has a function store its (empty) result
 _lock = threading.RLock()
+_not_kept: list[str] = []  # why object code could not be stored
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ def prepare(natives: Sequence[Native], progress: Progress = SILENT) -> None:
             progress.advance(1)
     if missing:
         progress.finish()
+    if _not_kept:
+        progress.warn(f"compiled kernels cannot be kept, and each run compiles them anew: {_not_kept[0]}")
+        _not_kept.clear()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -91,8 +95,11 @@ def prepare(natives: Sequence[Native], progress: Progress = SILENT) -> None:
 @cache
 def cache_folder() -> Path:
     """The folder of this version of the kernels on this CPU, below $XDG_CACHE_HOME or ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "mlb" / f"kernels-{_cache_key()}"
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    if not base.is_absolute():  # a relative one is to be ignored, says the XDG base directory specification
+        home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises where there is none
+        base = Path(home if home.startswith("/") else os.devnull) / ".cache"
+    return base / "mlb" / f"kernels-{_cache_key()}"
 
 
 @cache
@@ -124,15 +131,17 @@ def _read_cached(native: Native) -> bytes | None:
 
 def _write_cached(native: Native, code: bytes) -> None:
     """Stores object code for later processes; where that fails (no space, a read-only home) they compile again."""
-    path = native.cache_file
+    path, temp = native.cache_file, ""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd, temp = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(fd, "wb") as f:
             f.write(hashlib.sha256(code).digest() + code)
         Path(temp).replace(path)
-    except OSError:
-        return
+    except OSError as error:
+        _not_kept.append(f"{path.parent}: {error.strerror}")
+        if temp:
+            Path(temp).unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from krafla_cli.errors import ShapeError
+from krafla_cli.errors import InputError, ShapeError
 from krafla_cli.formats.mli import Imatrix, read, slot_name, slots
 from krafla_cli.formats.text import printable
 
@@ -20,6 +20,7 @@ def merged(paths: Sequence[str | os.PathLike[str]]) -> Imatrix:
     Each channel's sum is the float64 nearest to the exact one, so that the order of the files does not matter.
     Raises FileError or FormatError for a file, ShapeError where the dimensions of two differ.
     """
+    _refuse_repeated(paths)
     parts = [read(path) for path in paths]
     first = parts[0]
     for path, part in zip(paths, parts, strict=True):
@@ -35,6 +36,16 @@ def merged(paths: Sequence[str | os.PathLike[str]]) -> Imatrix:
         sum(p.layer_tokens for p in parts),
         sum(p.classifier_tokens for p in parts),
     )
+
+
+def _refuse_repeated(paths: Sequence[str | os.PathLike[str]]) -> None:
+    """A file that is given twice would count twice. Raises InputError."""
+    seen = set()
+    for path in paths:
+        real = os.path.realpath(path)
+        if real in seen:
+            raise InputError(f"{printable(str(path))} is given twice, and would count twice")
+        seen.add(real)
 
 
 def channel_rows(imatrix: Imatrix, n_top: int) -> list[dict[str, Any]]:

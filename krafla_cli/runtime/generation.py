@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from krafla_cli.errors import InputError
+from krafla_cli.formats.text import counted
 from krafla_cli.progress import SILENT, Progress
 from krafla_cli.runtime.engine import Engine, Float32s
 from krafla_cli.runtime.sampling import Sampler
@@ -38,7 +39,8 @@ def prefill(
     n_left = engine.n_ctx - engine.position
     if len(ids) > n_left:
         raise InputError(
-            f"the prompt has {len(ids)} tokens, {n_left} positions are left of a context of {engine.n_ctx}; "
+            f"the prompt has {counted(len(ids), 'token')}, "
+            f"the context has {counted(n_left, 'position')} of {engine.n_ctx} left; "
             f"shorten it, or raise --ctx (this model allows {engine.header.max_seq})"
         )
     progress.start("prompt", len(ids), "tok")

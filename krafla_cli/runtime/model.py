@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from krafla_cli.errors import FileError, InputError, UsageError
 from krafla_cli.formats.mlb import Header
 from krafla_cli.formats.mlb_file import MlbFile, open_mlb
+from krafla_cli.formats.sidecar import is_of_another, sidecar_path
+from krafla_cli.formats.text import printable
 from krafla_cli.progress import SILENT, Progress
 from krafla_cli.runtime.companions import Companions, end_of_text, find_companions, open_tokenizer
 from krafla_cli.runtime.engine import Engine, EngineOptions, Float32s
@@ -221,6 +223,9 @@ def open_model(
     """
     file = open_mlb(path)
     companions = find_companions(path, tokenizer, template)
+    settings = companions.settings
+    if settings is not None and is_of_another(settings, path):
+        progress.warn(f"{printable(str(sidecar_path(path)))} is of another model: its SHA-256 is not this file's")
     n_ctx = min(file.header.max_seq, default_ctx) if n_ctx is None else n_ctx
     options = EngineOptions(n_ctx, activations, kv, threads, device, dtype)
     return Model(file, open_engine(file, options, engine, progress), companions)

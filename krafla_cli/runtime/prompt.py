@@ -28,8 +28,10 @@ def read_text(path: Path) -> str:
 
 def parse_ids(text: str) -> list[int]:
     """Token ids written "1,5,7". Raises UsageError quoting what is no id."""
-    parts = text.replace(",", " ").split()
+    if not text.strip():
+        return []
+    parts = [part for piece in text.split(",") for part in (piece.split() or [""])]
     wrong = next((p for p in parts if not (p.isascii() and p.isdigit() and len(p) < 10)), None)
     if wrong is not None:
-        raise UsageError(f"--prompt-ids: {printable(wrong)!r} is no token id; write them as 1,5,7")
+        raise UsageError(f'--prompt-ids: "{printable(wrong)}" is no token id; write them as 1,5,7')
     return [int(part) for part in parts]

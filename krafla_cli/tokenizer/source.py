@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from krafla_cli.errors import FileError, FormatError, InputError
 from krafla_cli.formats.cursor import map_file
+from krafla_cli.formats.detect import FORMATS
 from krafla_cli.formats.json_file import MAX_JSON_BYTES, read_json_object
 from krafla_cli.formats.mlt import MAGIC
 from krafla_cli.formats.text import printable
@@ -54,7 +55,12 @@ def tokenizer_path(path: str | os.PathLike[str]) -> Path:
 def read_source(path: str | os.PathLike[str]) -> Source:
     """Reads a folder's tokenizer or a tokenizer.json. Raises FileError, FormatError, InputError (it is a .mlt)."""
     found = tokenizer_path(path)
-    if map_file(found)[:4] == MAGIC:
+    start = bytes(map_file(found)[:8])
+    kind = next((f for f in FORMATS if start.startswith(f.magic)), None)
+    if kind is not None and kind.kind != "mlt":
+        hint = "its tokenizer is beside it" if kind.kind == "mlb" else "it is no tokenizer"
+        raise InputError(f"{printable(str(found))} is a {kind.title}; {hint}; give a tokenizer.json or a .mlt")
+    if start[:4] == MAGIC:
         raise InputError(f"{printable(str(found))} is a .mlt already; --encode, --decode and --dump show what is in it")
     document = read_json_object(found)
     return Source(found, document, load_json(found), read_config(found.parent))

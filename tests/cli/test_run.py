@@ -21,8 +21,8 @@ from krafla_cli.cli import invoke as run_cli
 from krafla_cli.formats.mli import read
 from krafla_cli.runtime.model import Model
 from krafla_cli.tokenizer.stream import decode
-from tests.helpers.models import HEADERS, random_arrays, write_model
-from tests.helpers.runnable import small_tokenizer, write_runnable
+from tests.helpers.models import HEADERS, random_arrays
+from tests.helpers.runnable import small_tokenizer, write_changed, write_runnable
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -113,7 +113,7 @@ def test_an_argument_that_is_no_text(run: Run, model: Path) -> None:
 def test_a_prompt_longer_than_the_context(run: Run, model: Path) -> None:
     text = _fails(run, model, "--prompt-ids", "1,2,3,4,5", "--ctx", 4)
     assert text == (
-        "the prompt has 5 tokens, 4 positions are left of a context of 4; shorten it, or raise --ctx "
+        "the prompt has 5 tokens, the context has 4 positions of 4 left; shorten it, or raise --ctx "
         "(this model allows 256)"
     )
     assert "a context of 257 positions: the model allows 1 to 256" in _fails(run, model, "-p", "a", "--ctx", 257)
@@ -131,7 +131,7 @@ def test_what_is_no_model(run: Run, model: Path, tmp_path: Path) -> None:
 def test_wrong_usage(run: Run, model: Path) -> None:
     assert "give one of -p TEXT, -f FILE and --prompt-ids IDS" in _fails(run, model, code=2)
     assert "give one of" in _fails(run, model, "-p", "a", "--prompt-ids", "1", code=2)
-    assert "--prompt-ids: '1.5' is no token id" in _fails(run, model, "--prompt-ids", "1,1.5", code=2)
+    assert '--prompt-ids: "1.5" is no token id' in _fails(run, model, "--prompt-ids", "1,1.5", code=2)
     assert "top_p must be above 0 and at most 1, is 2" in _fails(run, model, "-p", "a", "--top-p", 2, code=2)
     assert "--append and --no-logits are for --imatrix" in _fails(run, model, "-p", "a", "--append", code=2)
     assert "device 'nonsense' cannot be used" in _fails(run, model, "-p", "a", "--device", "nonsense", code=2)
@@ -203,7 +203,7 @@ def _favouring(tmp_path: Path, ids: list[int], max_seq: int = 256) -> Path:
     for channel, (before, after) in enumerate(itertools.pairwise(ids)):
         arrays["tok_emb"][before, channel] = 1
         arrays["wcls"][after, channel] = 1
-    write_model(model, header, arrays)
+    write_changed(model, header, arrays)
     return model
 
 
@@ -327,7 +327,7 @@ def test_a_broken_activation_leaves_the_older_file(run: Run, tmp_path: Path) -> 
     before = (tmp_path / "i.mli").read_bytes()
     arrays = random_arrays(header)
     arrays["layers.1.ffn_norm"][7] = np.inf
-    write_model(model, header, arrays)
+    write_changed(model, header, arrays)
     for option in ("--append", "--force"):
         text = _fails(run, model, "--prompt-ids", "5,6", "--imatrix", tmp_path / "i.mli", option)
         assert text.startswith("layer 1: the input of w1 and w3 is ")

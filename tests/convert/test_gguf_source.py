@@ -152,7 +152,7 @@ def test_q8_0_blocks_with_minus_128(tmp_path: Path) -> None:
     remarks = Remarks()
     result = convert(path, tmp_path / "m.mlb", progress=remarks)
     assert dict(result.requantized) == {"layers.1.w3": 1}
-    assert "quantized anew: 1 Q8_0 blocks in 1 matrices, which held -128" in remarks.texts
+    assert "quantized anew: 1 Q8_0 block in 1 matrix, which held -128" in remarks.texts
     got, want = mlb_weights(tmp_path / "m.mlb", "layers.1.w3"), gguf_weights(path, "blk.1.ffn_up.weight")
     assert np.abs(got - want)[1, 32:64].max() <= np.abs(want[1, 32:64]).max() / 127
     changed = np.ones(got.shape, bool)

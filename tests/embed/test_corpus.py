@@ -82,7 +82,7 @@ def test_what_is_wrong_with_a_line_is_told_by_its_number(monkeypatch: pytest.Mon
     Path("t.jsonl").write_bytes(b"\n".join([*lines, b'{"text": "good"}', b""]))
     *bad, good = read_all(Path("t.jsonl"), 4)
     assert good == "good"
-    words = ("no field 'text' (it has: body)", "not UTF-8", "a list", "no text but a int", "no character", "than 40 b")
+    words = ("no field 'text' (it has: body)", "not UTF-8", "is []", "must be text, is 1", "no character", "than 40 b")
     for number, (fault, text) in enumerate(zip(bad, words, strict=True), 1):
         assert isinstance(fault, Unreadable)
         assert fault.message.startswith(f"t.jsonl: line {number}: ")

@@ -44,10 +44,10 @@ def test_refusals(tmp_path: Path) -> None:
     os.link(tmp_path / "x", tmp_path / "hard")
     for target, force, text in [
         ("x", False, "exists already; --force overwrites it"),
-        ("x", True, "it is the input itself; give another name with -o"),
+        ("x", True, "it is the input itself; give another name"),
         ("link", True, "it is the input itself"),
         ("hard", True, "it is the input itself"),
-        (".", True, "it is a folder; give a file name with -o"),
+        (".", True, "it is a folder; give a file name"),
         ("none/x", True, f"the folder {tmp_path}/none does not exist"),
     ]:
         with pytest.raises(FileError) as raised:

@@ -93,9 +93,9 @@ def test_typed_access(tmp_path: Path) -> None:
     model = open_gguf(write(tmp_path, gguf([ARCHITECTURE, pair("n", 4, 3), pair("t", 7, True)])))
     assert model.require("n", float) == 3.0
     assert model.get("absent", int) is None
-    with pytest.raises(FormatError, match=r"m.gguf: n at offset 69 is of type uint32, must be str"):
+    with pytest.raises(FormatError, match=r"m.gguf: n at offset 69 is of type uint32, must be a string"):
         model.require("n", str)
-    with pytest.raises(FormatError, match=r"t at offset .* is of type bool, must be int"):
+    with pytest.raises(FormatError, match=r"t at offset .* is of type bool, must be an integer"):
         model.get("t", int)
     with pytest.raises(FormatError, match="metadata absent is missing"):
         model.require("absent", int)
@@ -110,7 +110,7 @@ def test_headers(tmp_path: Path) -> None:
     assert (
         one_fault(tmp_path, b"GGUF\3\0\0\0") == "ML_E_FORMAT header at offset 0: needs 24 bytes, the file has 8 bytes"
     )
-    assert "must be \"GGUF\", is b'GGML'" in one_fault(tmp_path, b"GGML" + gguf()[4:])
+    assert 'must be "GGUF", is "GGML"' in one_fault(tmp_path, b"GGML" + gguf()[4:])
     big = b"GGUF" + struct.pack(">IQQ", 3, 0, 0)
     assert "is 3 in big-endian order; big-endian GGUF is not supported" in one_fault(tmp_path, big)
     assert "is 1, which only the first weeks of GGUF wrote" in one_fault(tmp_path, gguf(version=1))

@@ -76,7 +76,7 @@ def test_a_good_file_has_no_faults(file) -> None:
 @pytest.mark.parametrize(
     ("offset", "value", "where", "message"),
     [
-        (0, b"MLB1", "magic", "must be b'MLT1', is b'MLB1'"),
+        (0, b"MLB1", "magic", 'must be "MLT1", is "MLB1"'),
         (4, struct.pack("<I", 2), "version", "must be 1, is 2"),
         (8, struct.pack("<I", 3), "kind", "must be 1 or 2, is 3"),
         (12, struct.pack("<I", 0), "n_vocab", "must be between 1 and 16777216, is 0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -12,11 +13,14 @@ import safetensors.numpy
 import torch
 from fuzz import Reader, repair_safetensors_length, repair_sha256
 
-from krafla_cli.convert.config import read_config
+from krafla_cli.convert.companions import read_companions, sampling, special_tokens, stop_ids
+from krafla_cli.convert.config import ModelConfig, read_config
 from krafla_cli.convert.families import family_of
+from krafla_cli.convert.sources.folder import SAFETENSORS, open_folder
 from krafla_cli.convert.sources.torch_bin import TorchSource
 from krafla_cli.embed.registry import add_license, read_registry
 from krafla_cli.formats import gguf, lemb, mlb_file, mli, mllm, mlt
+from krafla_cli.formats.index_folder import MANIFEST, Manifest, read_manifest
 from krafla_cli.formats.safetensors import SafetensorsFile
 from krafla_cli.formats.sidecar import Sidecar, read_sidecar
 from krafla_cli.formats.text import printable
@@ -46,6 +50,9 @@ def readers() -> list[Reader]:
         Reader("tokenizer.json", "tokenizer.json", [_tokenizer_json()], _read_tokenizer, is_text=True),
         Reader("config.json", "config.json", [json.dumps(CONFIG).encode()], _read_config, is_text=True),
         Reader("sidecar", "m.json", [_sidecar()], read_sidecar, is_text=True),
+        Reader("companions", "generation_config.json", [_generation_config()], _read_companions, is_text=True),
+        Reader("weights index", f"{SAFETENSORS}.index.json", [_weights_index()], _read_weights_index, is_text=True),
+        Reader("manifest", MANIFEST, [_manifest()], _read_manifest, is_text=True),
         Reader("registry", "keys.jsonl", [_registry()], _read_registry, is_text=True),
     ]
 
@@ -77,25 +84,25 @@ def _read_mlt(path: Path) -> None:
 
 
 def _read_mli(path: Path) -> None:
-    mli.validate(path)
+    mli.validate(path).strict()
     mli.read(path)
     _show(path)
 
 
 def _read_lemb(path: Path) -> None:
-    lemb.validate(path)
+    lemb.validate(path).strict()
     lemb.read(path)
     _show(path)
 
 
 def _read_gguf(path: Path) -> None:
-    gguf.validate(path)
+    gguf.validate(path).strict()
     gguf.open_gguf(path)
     _show(path)
 
 
 def _read_mllm(path: Path) -> None:
-    mllm.validate(path)
+    mllm.validate(path).strict()
     mllm.open_mllm(path)
     _show(path)
 
@@ -121,6 +128,30 @@ def _read_config(path: Path) -> None:
     config = read_config(path.parent)
     family = family_of(config)
     family.header(config.with_defaults(family.defaults))
+
+
+def _read_companions(path: Path) -> None:
+    """The same damage in each of the files beside the weights."""
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        shutil.copy(path, path.with_name(name))
+    config = ModelConfig(CONFIG, "config.json")
+    found = read_companions(path.parent)
+    stop_ids(config, found, None, 40)
+    sidecar = Sidecar("0" * 64, sampling=sampling(found), special_tokens=special_tokens(found))
+    path.with_name("back.json").write_bytes(sidecar.to_bytes())
+    read_sidecar(path.with_name("back.json"))
+
+
+def _read_weights_index(path: Path) -> None:
+    (path.parent / "a.safetensors").write_bytes(_safetensors())
+    source = open_folder(path.parent)
+    for name in source.shapes():
+        if source.dtype(name) == "F32":
+            source.array(name)
+
+
+def _read_manifest(path: Path) -> None:
+    read_manifest(path.parent)
 
 
 def _read_registry(path: Path) -> None:
@@ -186,6 +217,23 @@ def _sidecar() -> bytes:
     return Sidecar(
         "0" * 64, "{{ messages }}", (1, 2), {"temperature": 0.5}, {"bos_token": "<s>"}, {"tool": "x"}
     ).to_bytes()
+
+
+def _generation_config() -> bytes:
+    document = {
+        "eos_token_id": [1, 2], "do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.0,
+        "repetition_penalty": 1.05, "eos_token": {"content": "</s>"}, "bos_token": "<s>", "chat_template": "{{ 1 }}",
+    }  # fmt: skip
+    return json.dumps(document).encode()
+
+
+def _weights_index() -> bytes:
+    weight_map = {"a.weight": "a.safetensors", "b": "a.safetensors"}
+    return json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}).encode()
+
+
+def _manifest() -> bytes:
+    return Manifest(1, "m", "1.0.0", 8, 7, True, "0" * 64, "../m.bin", "int8", 3).to_bytes()
 
 
 def _registry() -> bytes:

@@ -89,7 +89,7 @@ def test_logits_of_every_position() -> None:
 def test_prompts_that_cannot_run() -> None:
     with pytest.raises(InputError, match="the prompt is empty"):
         prefill(Counter(), [])
-    with pytest.raises(InputError, match=r"the prompt has 7 tokens, 6 positions are left of a context of 6.*--ctx"):
+    with pytest.raises(InputError, match=r"the prompt has 7 tokens, the context has 6 positions of 6 left.*--ctx"):
         prefill(Counter(n_ctx=6), [1] * 7)
     with pytest.raises(InputError, match="token id 101 is outside the vocabulary of 101"):
         prefill(Counter(), [101])

@@ -42,7 +42,7 @@ def _common(config: ModelConfig) -> dict[str, Any]:
         "n_kv_heads": config.integer("num_key_value_heads"),
         "hidden_dim": config.integer("intermediate_size"),
         "max_seq": config.integer("max_position_embeddings"),
-        "norm_eps": config.number("rms_norm_eps"),
+        "norm_eps": config.norm_eps(),
         "shared_classifier": int(config.tied()),
         "head_dim": 0 if head_dim * n_heads == dim else head_dim,
         "act": config.choice("hidden_activation", ACTIVATIONS),

@@ -23,7 +23,7 @@ def file_in(folder: Path, name: str) -> Path:
 
     Links into the folder are followed, and those of a hub cache (snapshots/X/file -> blobs/...). Raises FormatError.
     """
-    if Path(name).name != name or name in ("", ".", ".."):
+    if Path(name).name != name or name in ("", ".", "..") or "\0" in name:
         raise FormatError(f'{printable(str(folder))}: "{printable(name)}" is no plain file name')
     path, home = folder / name, folder.resolve()
     allowed = [home]
