@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # of this checkout, whatever is installed
-from krafla_cli.errors import MlbError  # noqa: E402
+from krafla_cli.errors import MlbError
 
 Mutation = Callable[[bytearray, random.Random], None]
 

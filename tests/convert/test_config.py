@@ -254,7 +254,7 @@ def test_qwen3_5_layers_and_rotation() -> None:
         (LLAMA | {"num_local_experts": 8}, "num_local_experts is 8: the format holds no mixture of experts"),
         (LLAMA | {"mlp_bias": True}, "mlp_bias is true: the format holds no biases of the FFN"),
         (LLAMA | {"attention_bias": True}, "attention_bias is true: the format holds no bias of the attention output"),
-        (LLAMA | {"hidden_act": []}, 'hidden_act: [] is not supported'),
+        (LLAMA | {"hidden_act": []}, "hidden_act: [] is not supported"),
         (LLAMA | {"hidden_act": "relu"}, 'hidden_act: "relu" is not supported; supported: silu'),
         (LLAMA | {"architectures": ["LlamaForSequenceClassification"]}, "does not generate text"),
     ],
@@ -266,15 +266,15 @@ def test_refused(raw: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("hidden_size", "64", "must be a whole number of at least 1, is \"64\""),
+        ("hidden_size", "64", 'must be a whole number of at least 1, is "64"'),
         ("hidden_size", 64.5, "must be a whole number of at least 1, is 64.5"),
         ("hidden_size", True, "must be a whole number of at least 1, is true"),
         ("num_hidden_layers", 0, "must be a whole number of at least 1, is 0"),
         ("num_hidden_layers", 1 << 40, "must be at most 65536, is 1099511627776"),
         ("rms_norm_eps", None, "is missing"),
-        ("rope_theta", "1e4", "must be a finite number, is \"1e4\""),
+        ("rope_theta", "1e4", 'must be a finite number, is "1e4"'),
         ("num_attention_heads", 7, "is 7, does not divide hidden_size 64"),
-        ("mlp_bias", "yes", "must be true or false, is \"yes\""),
+        ("mlp_bias", "yes", 'must be true or false, is "yes"'),
         ("rope_scaling", [1], "must be an object, is [1]"),
     ],
 )
