@@ -11,6 +11,7 @@ from krafla_cli.convert.config import ModelConfig
 from krafla_cli.convert.sources.folder import file_in
 from krafla_cli.errors import FileError, FormatError, os_reason
 from krafla_cli.formats.json_file import read_json_object
+from krafla_cli.formats.sidecar import is_sampling_value
 from krafla_cli.formats.text import printable
 
 if TYPE_CHECKING:
@@ -99,5 +100,15 @@ def sampling(companions: Companions) -> dict[str, float]:
     generation = companions.generation
     if generation.get("do_sample") is False:
         return {"temperature": 0.0}
+    stated = _stated_sampling(generation)
+    return {k: float(v) for k, v in stated.items() if is_sampling_value(k, v)}
+
+
+def unusable_sampling(companions: Companions) -> dict[str, float]:
+    """What the generation config states and no sampler can do: a negative temperature, top_k -1 for none."""
+    return {k: v for k, v in _stated_sampling(companions.generation).items() if not is_sampling_value(k, v)}
+
+
+def _stated_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
     found = {k: generation.get(k) for k in _SAMPLING}
-    return {k: float(v) for k, v in found.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    return {k: v for k, v in found.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}

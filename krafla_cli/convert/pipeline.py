@@ -22,6 +22,7 @@ from krafla_cli.convert.tokenizer_files import TokenizerFile
 from krafla_cli.errors import FileError, UsageError
 from krafla_cli.formats import mli
 from krafla_cli.formats.atomic import Output, check_target, commit
+from krafla_cli.formats.json_file import shown_json
 from krafla_cli.formats.mlb import MATRIX_CLASS, Header
 from krafla_cli.formats.mlb_file import MlbWriter
 from krafla_cli.formats.sidecar import Sidecar, files_beside, sidecar_path
@@ -138,6 +139,8 @@ def _warn(checkpoint: Checkpoint, plan: Plan, progress: Progress) -> None:
     beyond = sorted(i for i in stated if not 0 <= i < vocab)
     if beyond:
         progress.warn(f"eos_token_id {beyond[0]} is no id of the model, which has {vocab}; it is left out")
+    for key, value in companions.unusable_sampling(checkpoint.companions).items():
+        progress.warn(f"{key} of the generation config is {shown_json(value)}, which no sampler can do; it is left out")
     if plan.options.imatrix is not None and all(t.spec.encoding != "q4_0" for t in plan.tensors):
         progress.warn("--imatrix changes nothing: it weighs Q4_0 blocks, and all matrices are Q8_0")
 

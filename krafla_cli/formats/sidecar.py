@@ -20,6 +20,7 @@ from krafla_cli.formats.text import printable
 
 VERSION = 1
 _MAX_BYTES = 32 << 20
+_MOST = 1e300  # as a float
 _HASH_CHUNK = 4 << 20
 _MAX_QUICK_HASH = 64 << 20  # a tenth of a second
 
@@ -108,10 +109,16 @@ def _dict_of(doc: dict[str, Any], key: str, kinds: tuple[type, ...], what: str, 
     return value
 
 
+def is_sampling_value(key: str, value: float) -> bool:
+    """Whether a sampler can use ``value``; a whole number in JSON may have any size."""
+    allowed = SAMPLING_RULES[key][0] if key in SAMPLING_RULES else math.isfinite
+    return abs(value) < _MOST and allowed(value)
+
+
 def _sampling(values: dict[str, int | float], name: str) -> dict[str, float]:
     for key, value in values.items():
-        allowed, text = SAMPLING_RULES.get(key, (math.isfinite, "finite"))
-        if not abs(value) < 1e300 or not allowed(value):  # a whole number in JSON may have any size
+        if not is_sampling_value(key, value):
+            text = SAMPLING_RULES[key][1] if key in SAMPLING_RULES else "finite"
             raise FormatError(f"{name}: sampling: {printable(key)} must be {text}, is {shown_json(value)}")
     return {key: float(value) for key, value in values.items()}
 

@@ -30,7 +30,7 @@ def build_tokenizer(mlt: Mlt, name: str = "the tokenizer") -> Tokenizer:
         # Text such as "<0x41>" after an added token would be looked up whole and found: as the byte token.
         raise UnsupportedError(f"{printable(name)}: flags 2 and 4 together are not encoded exactly here")
     vocab = _vocabulary(mlt, name)
-    tokenizer = Tokenizer(_model(mlt, vocab))
+    tokenizer = Tokenizer(_model(mlt, vocab, name))
     _set_pipeline(tokenizer, mlt)
     _add_tokens(tokenizer, list(mlt.added().values()))
     if Flag.ADD_BOS in mlt.flags:
@@ -51,11 +51,15 @@ def _vocabulary(mlt: Mlt, name: str) -> dict[str, int]:
     )
 
 
-def _model(mlt: Mlt, vocab: dict[str, int]) -> models.BPE:
+def _model(mlt: Mlt, vocab: dict[str, int], name: str) -> models.BPE:
     spellings = [""] * len(mlt.tokens)
     for piece, i in vocab.items():
         spellings[i] = piece
-    merges = [(spellings[left], spellings[right]) for left, right, _ in mlt.merges.tolist()]
+    merges = []
+    for rank, (left, right, merged) in enumerate(mlt.merges.tolist()):
+        if spellings[left] + spellings[right] != spellings[merged]:
+            raise UnsupportedError(f"{printable(name)}: merge {rank} is of added or byte tokens, which text never is")
+        merges.append((spellings[left], spellings[right]))
     return models.BPE(
         vocab=vocab,
         merges=list(dict.fromkeys(merges)),  # of a repeated pair the lowest rank counts

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from krafla_cli.cli import invoke as run
-from krafla_cli.formats import mli
+from krafla_cli.formats import mli, mlt
 from tests.convert.test_importance import DIMENSIONS, filled
 from tests.formats.test_mlb import MINIMAL
 from tests.formats.test_mlb import write as mlb_bytes
@@ -62,6 +63,26 @@ def test_top_k_is_a_whole_number(tmp_path: Path) -> None:
     (source / "generation_config.json").write_text('{"do_sample": true, "top_k": 20.0, "temperature": 1}')
     assert run(["convert", str(source), "-o", str(tmp_path / "m.mlb")]) == 0
     assert '"top_k": 20,' in (tmp_path / "m.json").read_text().replace("\n", ",")
+
+
+@pytest.mark.parametrize("value", ["-1", "1e999", "1" + "0" * 400])
+def test_sampling_that_no_sampler_can_do(tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
+    source = write(tmp_path / "hf")
+    (source / "generation_config.json").write_text(f'{{"top_k": {value}, "top_p": 0.9}}')
+    code, err = told(capsys, "convert", source, "-o", tmp_path / "m.mlb")
+    assert code == 0
+    assert "mlb: warning: top_k of the generation config is " in err
+    assert json.loads((tmp_path / "m.json").read_text())["sampling"] == {"top_p": 0.9}
+
+
+def test_a_merge_of_an_added_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A space is spelled otherwise in an added token than in a piece."""
+    tokens = [mlt.Token(0, bytes([b])) for b in range(256)] + [mlt.Token(mlt.ATTR_ADDED, b" t")]
+    merges = np.array([[0x20, ord("t"), 256]], np.uint32)
+    tokenizer = mlt.Mlt(mlt.Kind.BYTE_LEVEL, mlt.Flag(0), -1, -1, tuple(tokens), merges)
+    (tmp_path / "t.mlt").write_bytes(mlt.to_bytes(tokenizer))
+    text = f"mlb: error: {tmp_path}/t.mlt: merge 0 is of added or byte tokens, which text never is\n"
+    assert told(capsys, "tokenizer", tmp_path / "t.mlt", "--encode", "a") == (1, text)
 
 
 def test_the_wrong_kind_of_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
