@@ -14,13 +14,18 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 
+EXIT_FAILURE = 1  # as in errors.py, which is not imported yet
 _INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+_on_bus_error: object = None  # kept as long as the process lives
 
 
 def main() -> None:
     """Runs the command line and ends the process with the exit code of the README's table."""
     signal.signal(signal.SIGTERM, _terminate)
     sys.unraisablehook = _again
+    _catch_bus_errors()
+    if not _streams_are_open():
+        _end(EXIT_FAILURE)
     try:
         from krafla_cli.cli import main as run
 
@@ -33,6 +38,39 @@ def main() -> None:
             code = _INTERRUPTED
             sys.stderr.write("mlb: error: interrupted\n")
         _end(code)
+
+
+def _streams_are_open() -> bool:
+    """Whether there is a standard output. A closed stream becomes the null device: the next file opened would take its
+    number, and its place for whatever is printed."""
+    closed = []
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            closed.append(os.open(os.devnull, os.O_RDWR))  # the lowest number that is free
+    if 1 in closed:
+        os.write(2, b"mlb: error: standard output is closed; send it to /dev/null instead\n")
+    return 1 not in closed
+
+
+def _catch_bus_errors() -> None:
+    """Reading a mapped file beyond its end, because somebody cut it short meanwhile, is SIGBUS.
+
+    The system would end the process without a word, and a handler of Python's own never runs: the instruction that
+    failed is tried again first. This one runs inside of it, on whatever thread that is, and does not come back.
+    """
+    import ctypes
+
+    global _on_bus_error
+    _on_bus_error = ctypes.CFUNCTYPE(None, ctypes.c_int)(_say_that_a_file_shrank)
+    ctypes.CDLL(None).signal(int(signal.SIGBUS), _on_bus_error)
+
+
+def _say_that_a_file_shrank(_signum: int) -> None:
+    text = "a file was cut short while it was in use (SIGBUS); replace files by renaming, and run this again"
+    os.write(2, f"mlb: error: {text}\n".encode())
+    os._exit(EXIT_FAILURE)
 
 
 def _terminate(_signum: int, _frame: FrameType | None) -> None:

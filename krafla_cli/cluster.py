@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ MAX_LOST = 3  # workers that one unit, or one place, may lose before the job giv
 LOOK_AHEAD = 4
 _SLOW_START_SECONDS = 30.0
 _START_ATTEMPTS = 3
+_CONNECT_SECONDS = 5.0
 # What libraries below the workers read when they are first imported.
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -103,7 +105,19 @@ def _start_local(n_cpus: int | None) -> None:
             return
 
 
+def _check_reachable(address: str) -> None:
+    """Somebody listens at HOST:PORT. Ray itself would wait for minutes. Raises ClusterError."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterError(f"no Ray cluster at {printable(address)!r}: {printable(str(error))}") from error
+
+
 def _initialize(address: str, **options: Any) -> None:
+    _check_reachable(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL, **options)
     except Exception as error:

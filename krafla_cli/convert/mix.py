@@ -116,15 +116,21 @@ def _errors(
 
 def _costs(plans: dict[str, Plan], errors: dict[str, dict[str, float]]) -> list[ClassChoice]:
     """Each class of the model, in the order of the format's bits."""
-    sums: dict[str, list[float]] = {}
+    sums: dict[str, ClassChoice] = {}
     for q4, q8 in zip(plans["q4"].tensors, plans["q8"].tensors, strict=True):
         name = MATRIX_CLASS.get(q4.spec.role)
         if name is not None:
-            row = sums.setdefault(name, [0, 0.0, 0.0])
-            row[0] += q8.spec.total_bytes - q4.spec.total_bytes
-            row[1] += errors["q4"][q4.spec.name]
-            row[2] += errors["q8"][q4.spec.name]
-    return [ClassChoice(name, int(sums[name][0]), *sums[name][1:]) for name in Q8_CLASSES if name in sums]
+            sums[name] = _added(
+                sums.get(name, ClassChoice(name, 0, 0.0, 0.0)),
+                q8.spec.total_bytes - q4.spec.total_bytes,
+                errors["q4"][q4.spec.name],
+                errors["q8"][q4.spec.name],
+            )
+    return [sums[name] for name in Q8_CLASSES if name in sums]
+
+
+def _added(c: ClassChoice, n_bytes: int, error_q4: float, error_q8: float) -> ClassChoice:
+    return ClassChoice(c.name, c.extra_bytes + n_bytes, c.error_q4 + error_q4, c.error_q8 + error_q8)
 
 
 def _best(header: Header, costs: list[ClassChoice], target_bpw: float) -> Mix:

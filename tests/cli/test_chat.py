@@ -37,12 +37,22 @@ class Terminal:
         os.close(slave)
         self.output = ""
 
-    def until(self, text: str) -> str:
-        """What came up to ``text``, waiting for it."""
+    def interrupt_until(self, text: str) -> str:
+        """Ctrl-C, and what comes up to ``text``.
+
+        A signal that arrives just before the program waits for a line is seen only after it: one presses again.
+        """
+        self.types("\x03")
+        return self.until(text, again="\x03")
+
+    def until(self, text: str, again: str = "") -> str:
+        """What came up to ``text``, waiting for it; ``again`` is typed whenever nothing comes for a while."""
         deadline = time.monotonic() + DEADLINE_S
         while text not in self.output:
             assert time.monotonic() < deadline, self.output
-            if select.select([self.master], [], [], 1)[0]:
+            if not select.select([self.master], [], [], 5)[0]:
+                self.types(again)
+            else:
                 try:
                     data = os.read(self.master, 65536)
                 except OSError:  # the program has ended
@@ -131,11 +141,11 @@ def test_ctrl_c_ends_the_reply_and_not_the_program(terminal: Callable[..., Termi
     chat.until(READY)
     chat.types("go\r")
     chat.until("xyxyxy")
-    chat.types("\x03")
-    chat.until("[interrupted]")
+    chat.interrupt_until("[interrupted]")
     chat.until(READY)
-    chat.types("a line that is given up\x03")
-    chat.until(READY)
+    chat.types("a line that is given up")
+    chat.until("a line that is given up")
+    chat.interrupt_until(READY)
     chat.types("/stats\r")
     assert "ended by interrupted" in chat.until(READY)
     chat.types("/quit\r")

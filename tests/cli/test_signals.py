@@ -14,6 +14,7 @@ import pytest
 from krafla_cli.convert.pipeline import Options, convert
 from krafla_cli.formats.atomic import _locked
 from tests.helpers.llama import CONFIG, tensors, write
+from tests.helpers.models import random_model
 
 ROOT = Path(__file__).parents[2]
 # Sends the process a signal when a module is looked for the first time, inside of its importer's importing.
@@ -122,3 +123,41 @@ def test_two_conversions_without_force(tmp_path: Path) -> None:
     assert sorted(p.returncode for p in started) == [0, 1]
     assert "exists already; --force overwrites it" in "".join(errors)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["hf", "m.json", "m.mlb"]
+
+
+# Cuts the file short when it has been mapped, then goes on with the command.
+SHRINKING = """
+import os, sys
+import krafla_cli.formats.cursor as cursor
+mapped = cursor.map_file
+def map_file(path):
+    view = mapped(path)
+    if str(path).endswith(".mlb"):
+        os.truncate(path, 4096)
+    return view
+cursor.map_file = map_file
+from krafla_cli.__main__ import main
+sys.argv = ["mlb", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize("command", [["validate"], ["run", "--prompt-ids", "1,2,3", "-n", "2", "--threads", "2"]])
+def test_a_file_that_is_cut_short_in_use(tmp_path: Path, command: list[str]) -> None:
+    random_model(tmp_path / "m.mlb")
+    assert (tmp_path / "m.mlb").stat().st_size > 3 * 4096
+    name, *options = command
+    code, said = ended(SHRINKING, name, tmp_path / "m.mlb", *options)
+    assert code == 1
+    assert said.splitlines()[-1] == (
+        "mlb: error: a file was cut short while it was in use (SIGBUS); replace files by renaming, and run this again"
+    )
+
+
+def test_a_closed_standard_output(tmp_path: Path) -> None:
+    """Nothing is written into a file that happens to take its place, and the loss is told."""
+    random_model(tmp_path / "m.mlb")
+    command = f"{sys.executable} -m krafla_cli inspect {tmp_path / 'm.mlb'} >&-"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert result.returncode == 1
+    assert result.stderr == "mlb: error: standard output is closed; send it to /dev/null instead\n"
