@@ -198,9 +198,12 @@ def _source_row(plan: TensorPlan, row: int) -> int:
     return row if plan.rows is None else int(plan.rows[row])
 
 
-def errors_against_source(plan: TensorPlan, source: Source, matrix: Quantized) -> Errors:
+def errors_against_source(
+    plan: TensorPlan, source: Source, matrix: Quantized, importance: Float32s | None = None
+) -> Errors:
     """The errors of a quantized tensor, taken from a file, against the checkpoint's weights."""
     weights, total = open_weights(plan, source), Errors()
     for part in _parts(plan.spec):
-        total += errors_of(weights.rows(part.start, part.stop), _rows_of(matrix, part), plan.spec.encoding)
+        rows = weights.rows(part.start, part.stop)
+        total += errors_of(rows, _rows_of(matrix, part), plan.spec.encoding, importance)
     return total
