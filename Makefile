@@ -37,8 +37,9 @@ format: $(VENV)/.installed-dev
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
+# Guided by coverage where atheris installs; else the same mutations at random.
 fuzz: $(VENV)/.installed-dev
-	$(PYTHON) scripts/fuzz.py --seconds 300 --keep .
+	if $(PIP_INSTALL) atheris; then GUIDED=--guided; fi; $(PYTHON) scripts/fuzz.py --seconds 300 --keep . $$GUIDED
 
 docs: $(VENV)/.installed-dev
 	$(PYTHON) scripts/docs.py

@@ -2,10 +2,11 @@
 
     python scripts/fuzz.py --seconds 300            5 minutes for each reader
     python scripts/fuzz.py --reader mlb --inputs 5000 --seed 7
+    python scripts/fuzz.py --seconds 300 --guided   the same mutations, guided by coverage (pip install atheris)
 
 Starts from small valid files, and changes them knowing their structure: integers at 0, 1, their maximum and one less,
 lengths off by one, stretches repeated, removed, swapped, checksums put right afterwards. Prints a table: inputs tried,
-crashes, inputs over the memory limit; a crashing input is kept in --keep.
+crashes, inputs over the limits of memory and time, which grow with the file; a crashing input is kept in --keep.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import json
+import os
 import random
 import struct
 import sys
@@ -20,7 +23,7 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from krafla_cli.errors import MlbError
 Mutation = Callable[[bytearray, random.Random], None]
 
 MEMORY_FACTOR, MEMORY_FLOOR = 3, 64 << 20
+SECONDS_PER_BYTE, SECONDS_FLOOR = 1e-4, 10.0  # a busy machine must not look like a slow reader
 _INTERESTING = (0, 1, 2, 127, 128, 255, 256, 65535, 65536, 2**24, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1)
 _INTERESTING_64 = (*_INTERESTING, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1)
 _FLOATS = (0.0, -0.0, -1.0, 1e38, float("inf"), float("-inf"), float("nan"), 1e-45)
@@ -57,12 +61,13 @@ class Outcome:
     n_refused: int = 0
     n_crashes: int = 0
     n_over_memory: int = 0
+    n_over_time: int = 0
     worst_seconds: float = 0.0
     first_crash: str = ""
 
     @property
     def good(self) -> bool:
-        return not self.n_crashes and not self.n_over_memory
+        return not (self.n_crashes or self.n_over_memory or self.n_over_time)
 
 
 # --- mutations
@@ -201,18 +206,67 @@ def _try(reader: Reader, path: Path, n_bytes: int, outcome: Outcome) -> None:
     except Exception as error:  # noqa: BLE001 - anything else is what is looked for
         outcome.n_crashes += 1
         outcome.first_crash = outcome.first_crash or f"{type(error).__name__}: {error}"
-    outcome.worst_seconds = max(outcome.worst_seconds, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    outcome.worst_seconds = max(outcome.worst_seconds, seconds)
+    if seconds > SECONDS_FLOOR + SECONDS_PER_BYTE * n_bytes:
+        outcome.n_over_time += 1
+        outcome.first_crash = outcome.first_crash or f"{seconds:.1f} s for a file of {n_bytes:,} bytes"
     peak = tracemalloc.get_traced_memory()[1] - before
     if peak > MEMORY_FACTOR * n_bytes + MEMORY_FLOOR:
         outcome.n_over_memory += 1
         outcome.first_crash = outcome.first_crash or f"{peak:,} bytes of memory for a file of {n_bytes:,}"
 
 
+def run_guided(reader: Reader, seconds: float, seed: int, keep: Path | None) -> Outcome:
+    """The same with libFuzzer choosing which inputs to go on from, in a process of its own, which it ends itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "outcome.json"
+        child = os.fork()
+        if child == 0:
+            _fuzz_guided(reader, Path(folder), told, seconds, seed)
+        os.waitpid(child, 0)
+        outcome = Outcome(**json.loads(told.read_text()))
+        bad = Path(folder) / "bad"
+        if bad.exists() and keep is not None:
+            kept = keep / f"{reader.title}-{outcome.n_inputs}-{reader.name}"
+            kept.write_bytes(bad.read_bytes())
+            outcome.first_crash += f" [{kept}]"
+        return outcome
+
+
+def _fuzz_guided(reader: Reader, folder: Path, told: Path, seconds: float, seed: int) -> None:
+    """Does not return. ``told`` is written again and again: nothing runs when libFuzzer ends the process."""
+    import atheris
+
+    corpus, path, outcome = folder / "corpus", folder / reader.name, Outcome(reader.title)
+    corpus.mkdir()
+    for i, data in enumerate(reader.seeds):
+        (corpus / str(i)).write_bytes(data)
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - as long as the process lives
+    os.dup2(sys.stderr.fileno(), 2)
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        _try(reader, path, len(data), outcome)
+        if not outcome.good and not (folder / "bad").exists():
+            (folder / "bad").write_bytes(data)
+        if outcome.n_inputs % 50 == 1 or not outcome.good:
+            told.write_text(json.dumps(asdict(outcome)))
+
+    def mutate(data: bytes, max_size: int, mutation_seed: int) -> bytes:
+        return mutated(data, random.Random(mutation_seed), reader)[:max_size]
+
+    options = [f"-max_total_time={max(1, round(seconds))}", f"-seed={seed + 1}", "-max_len=1048576", "-timeout=600"]
+    atheris.Setup([sys.argv[0], *options, str(corpus)], read, custom_mutator=mutate)
+    atheris.Fuzz()
+
+
 def table(outcomes: list[Outcome]) -> str:
     """The outcomes as lines of text."""
-    lines = [f"{'reader':<16} {'inputs':>8} {'valid':>8} {'refused':>8} {'crashes':>8} {'memory':>8} {'slowest':>9}"]
+    columns = ("inputs", "valid", "refused", "crashes", "memory", "time")
+    lines = [f"{'reader':<16} {' '.join(f'{c:>8}' for c in columns)} {'slowest':>9}"]
     for o in outcomes:
-        counts = (o.n_inputs, o.n_valid, o.n_refused, o.n_crashes, o.n_over_memory)
+        counts = (o.n_inputs, o.n_valid, o.n_refused, o.n_crashes, o.n_over_memory, o.n_over_time)
         lines.append(
             f"{o.title:<16} {' '.join(f'{n:>8}' for n in counts)} {o.worst_seconds:>8.3f}s {o.first_crash}".rstrip()
         )
@@ -225,6 +279,7 @@ def main(readers: list[Reader], arguments: list[str] | None = None) -> int:
     parser.add_argument("--reader", action="append", choices=[r.title for r in readers], help="only this one")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each reader")
     parser.add_argument("--inputs", type=int, help="for each reader, instead of a time")
+    parser.add_argument("--guided", action="store_true", help="by coverage; needs atheris")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="folder for the first bad input of each reader")
     args: Any = parser.parse_args(arguments)
@@ -232,11 +287,24 @@ def main(readers: list[Reader], arguments: list[str] | None = None) -> int:
     chosen = [r for r in readers if not args.reader or r.title in args.reader]
     outcomes = []
     for reader in chosen:
-        outcomes.append(run_reader(reader, args.inputs, args.seconds, args.seed, args.keep))
+        if args.guided:
+            outcomes.append(run_guided(reader, args.seconds, args.seed, args.keep))
+        else:
+            outcomes.append(run_reader(reader, args.inputs, args.seconds, args.seed, args.keep))
         print(table(outcomes[-1:]).splitlines()[-1], file=sys.stderr)
     print(table(outcomes))
     return int(not all(o.good for o in outcomes))
 
 
+def load_readers(guided: bool) -> list[Reader]:
+    """The readers of the tests; for guided fuzzing the package is imported with its branches counted."""
+    if not guided:
+        return list(importlib.import_module("tests.helpers.readers").readers())
+    import atheris
+
+    with atheris.instrument_imports(include=["krafla_cli"]):
+        return list(importlib.import_module("tests.helpers.readers").readers())
+
+
 if __name__ == "__main__":
-    sys.exit(main(importlib.import_module("tests.helpers.readers").readers()))
+    sys.exit(main(load_readers("--guided" in sys.argv)))
