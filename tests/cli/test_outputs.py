@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -53,13 +54,15 @@ def at_inputs(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return inputs
 
 
-@pytest.fixture
+@contextmanager
 def small_disk() -> Iterator[None]:
     """No file can grow beyond 2,000 bytes: writing more fails, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def arguments(command: str, out: Path) -> list[str]:
@@ -75,12 +78,17 @@ def one_line(text: str) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_disk_that_is_full(
-    command: str, at_inputs: Path, tmp_path: Path, small_disk: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(arguments(command, tmp_path / "out")) == 1
+def test_a_disk_that_is_full(command: str, at_inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "large").mkdir()
+    (tmp_path / "small").mkdir()
+    # First without the limit: it is not to meet the compiler's cache, and the command does work.
+    assert run(arguments(command, tmp_path / "large" / "out")) == 0
+    capsys.readouterr()
+    with small_disk():
+        status = run(arguments(command, tmp_path / "small" / "out"))
+    assert status == 1
     assert "File too large" in one_line(capsys.readouterr().err)
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "small").iterdir()) == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
