@@ -133,7 +133,9 @@ def test_truncating_is_like_never_having_run(tmp_path: Path) -> None:
     got = engine.forward(IDS[30:], "all")
     engine.reset()
     engine.forward(IDS[:12], "none")
-    np.testing.assert_array_equal(engine.forward(IDS[30:], "all"), got)
+    want = engine.forward(IDS[30:], "all")
+    # Not to the bit: the order of torch's sums depends on how many positions went in together.
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("name", ["hybrid", "everything", "window"])
