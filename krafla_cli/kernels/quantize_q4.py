@@ -35,14 +35,21 @@ from krafla_cli.kernels.simd_quantize import (
     add_squares_f64,
     all_set,
     clear_f64,
+    load_f32x16,
     round_even,
+    rows_of_columns,
     square_root,
+    store_f32x16,
+    store_i8x16,
     sum_f64,
+    sum_of_halves,
+    twice,
 )
-from krafla_cli.kernels.simd_types import F32x8, I32x8, Operands, Pointer
+from krafla_cli.kernels.simd_types import F32x8, F32x16, I32x8, Operands, Pointer
 
 ROWS_PER_TILE = 8
 TILE = BLOCK * ROWS_PER_TILE
+_BLOCK_BYTES = BLOCK // 2
 _N_CANDIDATES = 13
 _LEAST_UNSCALED = np.float32(1e-6)
 _LARGEST_UNSCALED = np.float32(1e6)
@@ -59,8 +66,8 @@ LANES = 3 * TILE
 _UNITS = LANES + 64
 _MEAN_SQUARES = _UNITS + 8
 _FACTORS = _MEAN_SQUARES + 8
-_SUMS = _FACTORS + 8 * _N_CANDIDATES  # two times 8 vectors of partial sums for each candidate
-SCRATCH_FLOATS = _SUMS + 128 * _N_CANDIDATES  # what the fit uses
+_SUMS = _FACTORS + 8 * _N_CANDIDATES  # two vectors for each candidate
+SCRATCH_FLOATS = _SUMS + 16 * _N_CANDIDATES  # what the fit uses
 
 
 @inline
@@ -70,36 +77,33 @@ def row_of(first: int, r: int, last: int) -> int:
 
 @inline
 def load_tile(a: Operands, first: int, last: int, b: int, x: Pointer) -> None:
-    """Block ``b`` of the tile's rows; uses the tile after ``x``."""
-    for r in range(ROWS_PER_TILE):
-        start = (row_of(first, r, last) * a.n_blocks + b) * BLOCK
-        for i in range(0, BLOCK, 8):
-            store_f32(x, TILE + BLOCK * r + i, load_weights(a.w, a.kind, start + i))
+    """Block ``b`` of the tile's rows."""
     for i in range(0, BLOCK, 8):
-        _transpose(x, TILE + i, 8 * i)
+        t = transpose_f32(
+            _weights_of(a, first, last, b, i),
+            _weights_of(a, first + 1, last, b, i),
+            _weights_of(a, first + 2, last, b, i),
+            _weights_of(a, first + 3, last, b, i),
+            _weights_of(a, first + 4, last, b, i),
+            _weights_of(a, first + 5, last, b, i),
+            _weights_of(a, first + 6, last, b, i),
+            _weights_of(a, first + 7, last, b, i),
+        )
+        column = advance(x, 8 * i)
+        store_f32(column, 0, t[0])
+        store_f32(column, 8, t[1])
+        store_f32(column, 16, t[2])
+        store_f32(column, 24, t[3])
+        store_f32(column, 32, t[4])
+        store_f32(column, 40, t[5])
+        store_f32(column, 48, t[6])
+        store_f32(column, 56, t[7])
 
 
 @inline
-def _transpose(x: Pointer, source: int, target: int) -> None:
-    """8 elements of 8 rows of 32, from ``source`` on, to 8 rows of 8."""
-    t = transpose_f32(
-        load_f32(x, source),
-        load_f32(x, source + BLOCK),
-        load_f32(x, source + 2 * BLOCK),
-        load_f32(x, source + 3 * BLOCK),
-        load_f32(x, source + 4 * BLOCK),
-        load_f32(x, source + 5 * BLOCK),
-        load_f32(x, source + 6 * BLOCK),
-        load_f32(x, source + 7 * BLOCK),
-    )
-    store_f32(x, target, t[0])
-    store_f32(x, target + 8, t[1])
-    store_f32(x, target + 16, t[2])
-    store_f32(x, target + 24, t[3])
-    store_f32(x, target + 32, t[4])
-    store_f32(x, target + 40, t[5])
-    store_f32(x, target + 48, t[6])
-    store_f32(x, target + 56, t[7])
+def _weights_of(a: Operands, row: int, last: int, b: int, i: int) -> F32x8:
+    """8 weights of block ``b``, from its element ``i`` on, of ``row`` or the last one."""
+    return load_weights(a.w, a.kind, (min(row, last) * a.n_blocks + b) * BLOCK + i)
 
 
 @inline
@@ -146,30 +150,36 @@ def _storable(a: Operands, scale: F32x8, finite: F32x8) -> F32x8:
 
 
 @inline
-def _bytes(nibbles: Pointer, j: int) -> I32x8:
-    """Byte ``j`` of each row: element j in the low nibble and element j + 16 in the high one."""
-    return truncate(load_f32(nibbles, 8 * j) + load_f32(nibbles, 8 * (j + 16)) * np.float32(16))
+def _two_bytes(nibbles: Pointer, j: int) -> I32x8:
+    """Bytes ``j`` and ``j`` + 1 of each row: element j in the low nibble, element j + 16 in the high one. Exact."""
+    low = load_f32(nibbles, 8 * j) + load_f32(nibbles, 8 * (j + 16)) * np.float32(16)
+    high = load_f32(nibbles, 8 * (j + 1)) + load_f32(nibbles, 8 * (j + 17)) * np.float32(16)
+    return truncate(low + high * np.float32(256))
 
 
 @inline
 def store_tile(a: Operands, first: int, last: int, b: int, scale: F32x8, nibbles: Pointer, scratch: Pointer) -> None:
     """Writes a tile of nibbles, held as float32, and the scales."""
+    rows = rows_of_columns(
+        _two_bytes(nibbles, 0) | (_two_bytes(nibbles, 2) << 16),
+        _two_bytes(nibbles, 4) | (_two_bytes(nibbles, 6) << 16),
+        _two_bytes(nibbles, 8) | (_two_bytes(nibbles, 10) << 16),
+        _two_bytes(nibbles, 12) | (_two_bytes(nibbles, 14) << 16),
+    )
+    q, n = a.q, a.n_blocks
+    store_i8x16(q, (row_of(first, 0, last) * n + b) * _BLOCK_BYTES, rows[0])
+    store_i8x16(q, (row_of(first, 1, last) * n + b) * _BLOCK_BYTES, rows[1])
+    store_i8x16(q, (row_of(first, 2, last) * n + b) * _BLOCK_BYTES, rows[2])
+    store_i8x16(q, (row_of(first, 3, last) * n + b) * _BLOCK_BYTES, rows[3])
+    store_i8x16(q, (row_of(first, 4, last) * n + b) * _BLOCK_BYTES, rows[4])
+    store_i8x16(q, (row_of(first, 5, last) * n + b) * _BLOCK_BYTES, rows[5])
+    store_i8x16(q, (row_of(first, 6, last) * n + b) * _BLOCK_BYTES, rows[6])
+    store_i8x16(q, (row_of(first, 7, last) * n + b) * _BLOCK_BYTES, rows[7])
     lanes = advance(scratch, LANES)
-    n_rows = min(ROWS_PER_TILE, last + 1 - first)
-    for g in range(4):
-        j = 4 * g
-        low = _bytes(nibbles, j) | (_bytes(nibbles, j + 1) << 8)
-        high = _bytes(nibbles, j + 2) | (_bytes(nibbles, j + 3) << 8)
-        store_f32(lanes, 8 * g, from_bits(low | (high << 16)))
-    words = as_f32(a.q)
-    for r in range(n_rows):
-        block = (first + r) * a.n_blocks + b
-        for g in range(4):
-            words[4 * block + g] = lanes[8 * g + r]
     store_f32(lanes, 0, scale)
     store_f16(lanes, 8, scale)
-    for r in range(n_rows):
-        block = (first + r) * a.n_blocks + b
+    for r in range(ROWS_PER_TILE):
+        block = row_of(first, r, last) * n + b
         if a.scale_f16 != 0:
             as_f16(a.d)[block] = as_f16(lanes)[16 + r]
         else:
@@ -198,44 +208,53 @@ def quantize_q4_0_round(a: Operands, begin: int, end: int, x: Pointer) -> None:
 
 
 @inline
-def _level(x: F32x8, factor: F32x8) -> F32x8:
-    """The nearest level. No clamp to -8 is needed: |x · factor| is at most the 8.4 of the last candidate."""
-    return minimum(round_even(x * factor), spread_f32(np.float32(7)))
-
-
-@inline
-def _sum_partials(p: Pointer) -> F32x8:
-    even = (load_f32(p, 0) + load_f32(p, 32)) + (load_f32(p, 16) + load_f32(p, 48))
-    odd = (load_f32(p, 8) + load_f32(p, 40)) + (load_f32(p, 24) + load_f32(p, 56))
-    return even + odd
+def _weigh_partials(x: Pointer, i: int) -> F32x16:
+    """Partials ``i`` / 8 and the next of weight · x²; fills their part of the tile of weight · x."""
+    total = twice(zero_f32())
+    for j in range(i, TILE, 64):
+        element, weight = load_f32x16(x, j), load_f32x16(x, WEIGHT + j)
+        store_f32x16(x, WEIGHT_X + j, weight * element)
+        total = total + weight * (element * element)
+    return total
 
 
 @inline
 def _weigh(x: Pointer) -> F32x8:
     """Fills the tile of weight · x from the tiles of x and weights; returns the sums of weight · x²."""
-    for i in range(0, 64, 8):
-        total = zero_f32()
-        for j in range(i, TILE, 64):
-            element, weight = load_f32(x, j), load_f32(x, WEIGHT + j)
-            store_f32(x, WEIGHT_X + j, weight * element)
-            total = total + weight * (element * element)
-        store_f32(x, _SUMS + i, total)
-    return _sum_partials(advance(x, _SUMS))
+    even = _weigh_partials(x, 0) + _weigh_partials(x, 32)
+    return sum_of_halves(even + (_weigh_partials(x, 16) + _weigh_partials(x, 48)))
 
 
 @inline
-def _add_candidate(x: Pointer, factor: F32x8, sums: Pointer) -> None:
-    """The partial sums of weight · x · L and of weight · L², 8 vectors each, for the levels L that ``factor`` gives."""
-    for i in range(0, 64, 8):
-        j, k, m = i + 64, i + 128, i + 192
-        l0, l1 = _level(load_f32(x, i), factor), _level(load_f32(x, j), factor)
-        l2, l3 = _level(load_f32(x, k), factor), _level(load_f32(x, m), factor)
-        wx, w = advance(x, WEIGHT_X), advance(x, WEIGHT)
-        xl = load_f32(wx, i) * l0 + load_f32(wx, j) * l1 + load_f32(wx, k) * l2 + load_f32(wx, m) * l3
-        ll = load_f32(w, i) * (l0 * l0) + load_f32(w, j) * (l1 * l1)
-        ll = ll + load_f32(w, k) * (l2 * l2) + load_f32(w, m) * (l3 * l3)
-        store_f32(sums, i, xl)
-        store_f32(sums, 64 + i, ll)
+def _two_levels(x: Pointer, i: int, factor: F32x16) -> F32x16:
+    """The nearest levels of two elements of 8 rows.
+
+    No clamp to -8 is needed: |x · factor| is at most the 8.4 of the last candidate.
+    """
+    return minimum(round_even(load_f32x16(x, i) * factor), twice(spread_f32(np.float32(7))))
+
+
+@inline
+def _partials(x: Pointer, i: int, factor: F32x16) -> tuple[F32x16, F32x16]:
+    """Partials ``i`` / 8 and the next of weight · x · L and of weight · L², for the levels L that ``factor`` gives."""
+    j, k, m = i + 64, i + 128, i + 192
+    l0, l1 = _two_levels(x, i, factor), _two_levels(x, j, factor)
+    l2, l3 = _two_levels(x, k, factor), _two_levels(x, m, factor)
+    wx, w = advance(x, WEIGHT_X), advance(x, WEIGHT)
+    xl = load_f32x16(wx, i) * l0 + load_f32x16(wx, j) * l1 + load_f32x16(wx, k) * l2 + load_f32x16(wx, m) * l3
+    ll = load_f32x16(w, i) * (l0 * l0) + load_f32x16(w, j) * (l1 * l1)
+    return xl, ll + load_f32x16(w, k) * (l2 * l2) + load_f32x16(w, m) * (l3 * l3)
+
+
+@inline
+def _add_candidate(x: Pointer, factor: F32x16, sums: Pointer) -> None:
+    """The sums of weight · x · L and of weight · L²."""
+    xl0, ll0 = _partials(x, 0, factor)
+    xl4, ll4 = _partials(x, 32, factor)
+    xl2, ll2 = _partials(x, 16, factor)
+    xl6, ll6 = _partials(x, 48, factor)
+    store_f32(sums, 0, sum_of_halves((xl0 + xl4) + (xl2 + xl6)))
+    store_f32(sums, 8, sum_of_halves((ll0 + ll4) + (ll2 + ll6)))
 
 
 @inline
@@ -249,12 +268,11 @@ def _best_candidate(x: Pointer, largest: F32x8) -> tuple[F32x8, F32x8]:
     for k in range(_N_CANDIDATES):
         store_f32(factors, 8 * k, np.float32(-(60 + 2 * k)) / np.float32(10) / largest)
     for k in range(_N_CANDIDATES):
-        _add_candidate(x, load_f32(factors, 8 * k), advance(sums, 128 * k))
+        _add_candidate(x, twice(load_f32(factors, 8 * k)), advance(sums, 16 * k))
     best_error, best_factor = spread_f32(_INFINITY), zero_f32()
     best_xl, best_ll = zero_f32(), spread_f32(_ONE)
     for k in range(_N_CANDIDATES):
-        sum_xl = _sum_partials(advance(sums, 128 * k))
-        sum_ll = _sum_partials(advance(sums, 128 * k + 64))
+        sum_xl, sum_ll = load_f32(sums, 16 * k), load_f32(sums, 16 * k + 8)
         error = select(sum_ll > _ZERO, sum_xx - (sum_xl * sum_xl) / sum_ll, sum_xx)
         better = error < best_error
         best_error = select(better, error, best_error)
@@ -296,9 +314,9 @@ def _weigh_by_importance(a: Operands, b: int, x: Pointer) -> None:
 
 @inline
 def _weigh_by_square(x: Pointer) -> None:
-    for j in range(0, TILE, 8):
-        element = load_f32(x, j)
-        store_f32(x, WEIGHT + j, element * element)
+    for j in range(0, TILE, 16):
+        element = load_f32x16(x, j)
+        store_f32x16(x, WEIGHT + j, element * element)
 
 
 @inline
@@ -355,8 +373,9 @@ def fit_tile(a: Operands, first: int, last: int, b: int, x: Pointer) -> F32x8:
     stored = _rounded_scale(a, scale, x)
     # Also where all weights are zero and the factor is infinite.
     factor = select(absolute(stored) > _ZERO, factor, zero_f32())
-    for j in range(0, TILE, 8):
-        store_f32(x, j, _level(load_f32(x, j), factor) + np.float32(8))
+    both = twice(factor)
+    for j in range(0, TILE, 16):
+        store_f32x16(x, j, _two_levels(x, j, both) + np.float32(8))
     return stored
 
 

@@ -219,8 +219,8 @@ def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Typed:
 
 @intrinsic
 def minimum(typingctx: Any, x: Any, y: Any) -> Typed:
-    """The smaller of each pair; ``y`` where one is NaN."""
-    return f32x8(f32x8, f32x8), lambda c, b, sig, args: b.select(b.fcmp_ordered("<", *args), *args)
+    """The smaller of each pair, of f32 vectors or a vector and a number; ``y`` where one is NaN."""
+    return x(x, x), lambda c, b, sig, args: b.select(b.fcmp_ordered("<", *args), *args)
 
 
 @intrinsic

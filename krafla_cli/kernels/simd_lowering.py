@@ -19,6 +19,7 @@ from krafla_cli.kernels.simd_types import (
     constant,
     extern,
     f32x8,
+    i8x16,
     i8x32,
     i16x16,
     i32x8,
@@ -104,6 +105,16 @@ def columns_of_rows(builder: ir.IRBuilder, rows: list[ir.Value], n_columns: int)
     else:
         out = transposed(builder, words)
     return [builder.bitcast(v, i8x32.ir) for v in out]
+
+
+def rows_of_4_columns(builder: ir.IRBuilder, columns: list[ir.Value]) -> list[ir.Value]:
+    """4 vectors of 8 words to 8 rows of 16 bytes: word r of every vector."""
+    pairs = [[0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]]
+    a, b = ([shuffle(builder, columns[i], columns[i + 1], p) for p in pairs] for i in (0, 2))
+    quads = [[0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]]
+    both = [shuffle(builder, a[k], b[k], q) for k in (0, 1) for q in quads]  # rows 0 and 4, 1 and 5, ...
+    halves = [shuffle(builder, v, v, range(h, h + 4)) for h in (0, 4) for v in both]
+    return [builder.bitcast(v, i8x16.ir) for v in halves]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

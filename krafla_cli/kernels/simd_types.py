@@ -22,6 +22,7 @@ from krafla_cli.kernels.structs import Struct
 
 # What kernels see of these types for a reader and a type checker: numba finds the types by itself.
 F32x8: TypeAlias = Any
+F32x16: TypeAlias = Any
 I32x8: TypeAlias = Any
 I16x16: TypeAlias = Any
 I8x32: TypeAlias = Any
@@ -66,6 +67,7 @@ class _VecModel(models.PrimitiveModel):  # type: ignore[misc]
 
 
 f32x8 = Vec("f32", 8)
+f32x16 = Vec("f32", 16)
 i32x8 = Vec("i32", 8)
 i16x16 = Vec("i16", 16)
 i8x16 = Vec("i8", 16)
