@@ -3,14 +3,17 @@
 Usage: python scripts/bench_convert.py [--shape NAME] [--rounds N] [--threads N] [--llama PYTHON] [-o DIR]
 
 Both take turns in each of --rounds rounds; medians of the wall time are shown with their ratio, peak memory of `mlb
-convert`, and its throughput. The wait of `mlb convert` for the disk (its final fsync) is taken off and shown apart;
-llama.cpp does none. llama.cpp quantizes with `pure`; its importance matrices cannot be given from Python. --llama names
-the Python that has llama-cpp-python ($MLB_BENCH_LLAMA by default); without it only `mlb convert` is timed.
+convert`, and its throughput. Each writes a file that is not there yet. The wait of `mlb convert` for the disk (its
+final fsync) is taken off and shown apart; llama.cpp does none. llama.cpp quantizes with `pure`. Its importance matrices
+cannot be given from Python: for these, its quantizer of rows is timed alone on a part of as many weights, and its time
+for all of them is shown, without reading and writing. --llama names the Python that has llama-cpp-python
+($MLB_BENCH_LLAMA by default); without it only `mlb convert` is timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import statistics
@@ -27,10 +30,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from bench_checkpoint import write_checkpoint, write_source_gguf
 from bench_models import SHAPES
 
+import krafla_cli
 from krafla_cli.formats import mli
-from krafla_cli.formats.mlb import Header
+from krafla_cli.formats.mlb import Header, tensors
 from krafla_cli.formats.mli import Dimensions, Imatrix
 
+_WEIGHTS_TIMED = 1 << 24
 KINDS = {"q4": ["--wtype", "q4"], "q8": ["--wtype", "q8"], "q4 imatrix": ["--wtype", "q4", "--imatrix"]}
 
 # Run by the other Python: path in, path out, type, threads.
@@ -48,10 +53,37 @@ code = L.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(p))
 print(json.dumps({"code": code, "seconds": time.perf_counter() - started}))
 """
 
+# Likewise: threads, weights a row, rows; prints the seconds for one weight.
+_LLAMA_ROWS = """
+import json, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_int, c_int64, c_size_t, c_void_p
+import numpy as np
+from llama_cpp._ggml import libggml as ggml
+threads, cols, rows = map(int, sys.argv[1:4])
+ggml.ggml_quantize_chunk.restype = c_size_t
+ggml.ggml_quantize_chunk.argtypes = [c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]
+ggml.ggml_quantize_init.argtypes = [c_int]
+rng = np.random.default_rng(0)
+w = 0.02 * rng.standard_normal((rows, cols), np.float32)
+importance = rng.random(cols, np.float32) + np.float32(0.1)
+out = np.empty(rows * cols, np.uint8)
+Q4_0, step = 2, 64
+def quantize(row):
+    n = min(step, rows - row)
+    ggml.ggml_quantize_chunk(Q4_0, w.ctypes.data, out.ctypes.data, row * cols, n, cols, importance.ctypes.data)
+ggml.ggml_quantize_init(Q4_0)
+with ThreadPoolExecutor(threads) as pool:
+    started = time.perf_counter()
+    list(pool.map(quantize, range(0, rows, step)))
+    print(json.dumps((time.perf_counter() - started) / w.size))
+"""
+
 
 def convert_once(folder: Path, out: Path, arguments: list[str], threads: int) -> dict[str, float]:
     """Wall seconds of a whole `mlb convert` process, of its fsync, and its peak memory in bytes."""
     report = out.with_suffix(".seconds")
+    out.unlink(missing_ok=True)
     code = (
         "import json, sys, time; from pathlib import Path; from krafla_cli.cli import invoke;"
         "from krafla_cli.formats.atomic import Output; real = Output.sync; waited = [0.0]\n"
@@ -70,12 +102,22 @@ def convert_once(folder: Path, out: Path, arguments: list[str], threads: int) ->
 
 def llama_once(python: str, source: Path, out: Path, kind: str, threads: int) -> float:
     """Wall seconds of llama.cpp's quantizer, inside the process."""
+    out.unlink(missing_ok=True)
     command = [python, "-c", _LLAMA, str(source), str(out), kind, str(threads)]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     answer = json.loads(result.stdout.splitlines()[-1])
     if answer["code"] != 0:
         sys.exit(f"llama.cpp's quantizer ended with {answer['code']}")
     return float(answer["seconds"])
+
+
+def llama_rows_once(python: str, header: Header, threads: int) -> float:
+    """Seconds of llama.cpp's quantizer of rows with importances, for all matrices of the shape; from a part of them."""
+    n_rows = _WEIGHTS_TIMED // header.dim
+    command = [python, "-c", _LLAMA_ROWS, str(threads), str(header.dim), str(n_rows)]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    n_weights = sum(spec.n_weights for spec in tensors(header) if spec.is_quantized)
+    return n_weights * float(json.loads(result.stdout.splitlines()[-1]))
 
 
 def write_imatrix(path: Path, header: Header) -> None:
@@ -91,7 +133,9 @@ def bench(kind: str, work: Path, source: Path, options: argparse.Namespace, llam
     ours, theirs = [], []
     for _ in range(options.rounds):
         ours.append(convert_once(work / "checkpoint", work / "out.mlb", KINDS[kind] + extra, options.threads))
-        if llama and kind != "q4 imatrix":
+        if llama and kind == "q4 imatrix":
+            theirs.append(llama_rows_once(llama, SHAPES[options.shape].header, options.threads))
+        elif llama:
             theirs.append(llama_once(llama, source, work / "out.gguf", kind, options.threads))
     row: dict[str, Any] = {"kind": kind, "mlb s": statistics.median(r["seconds"] for r in ours)}
     row["fsync s"] = statistics.median(r["fsync"] for r in ours)
@@ -113,6 +157,7 @@ def main() -> None:
     shape, work = SHAPES[options.shape], options.output / f"convert-{options.shape}"
     work.mkdir(parents=True, exist_ok=True)
     source = work / "source.gguf"
+    compileall.compile_dir(Path(krafla_cli.__file__).parent, quiet=1)  # as an installed package is
     write_checkpoint(work / "checkpoint", shape.header)
     write_imatrix(work / "bench.mli", shape.header)
     if options.llama:
