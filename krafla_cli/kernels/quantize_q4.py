@@ -159,7 +159,7 @@ def _two_bytes(nibbles: Pointer, j: int) -> I32x8:
 
 @inline
 def store_tile(a: Operands, first: int, last: int, b: int, scale: F32x8, nibbles: Pointer, scratch: Pointer) -> None:
-    """Writes a tile of nibbles, held as float32, and the scales."""
+    """Writes a tile of nibbles, held as float32, and the scales; the spare elements first, then the last row's own."""
     rows = rows_of_columns(
         _two_bytes(nibbles, 0) | (_two_bytes(nibbles, 2) << 16),
         _two_bytes(nibbles, 4) | (_two_bytes(nibbles, 6) << 16),
@@ -167,18 +167,18 @@ def store_tile(a: Operands, first: int, last: int, b: int, scale: F32x8, nibbles
         _two_bytes(nibbles, 12) | (_two_bytes(nibbles, 14) << 16),
     )
     q, n = a.q, a.n_blocks
-    store_i8x16(q, (row_of(first, 0, last) * n + b) * _BLOCK_BYTES, rows[0])
-    store_i8x16(q, (row_of(first, 1, last) * n + b) * _BLOCK_BYTES, rows[1])
-    store_i8x16(q, (row_of(first, 2, last) * n + b) * _BLOCK_BYTES, rows[2])
-    store_i8x16(q, (row_of(first, 3, last) * n + b) * _BLOCK_BYTES, rows[3])
-    store_i8x16(q, (row_of(first, 4, last) * n + b) * _BLOCK_BYTES, rows[4])
-    store_i8x16(q, (row_of(first, 5, last) * n + b) * _BLOCK_BYTES, rows[5])
-    store_i8x16(q, (row_of(first, 6, last) * n + b) * _BLOCK_BYTES, rows[6])
     store_i8x16(q, (row_of(first, 7, last) * n + b) * _BLOCK_BYTES, rows[7])
+    store_i8x16(q, (row_of(first, 6, last) * n + b) * _BLOCK_BYTES, rows[6])
+    store_i8x16(q, (row_of(first, 5, last) * n + b) * _BLOCK_BYTES, rows[5])
+    store_i8x16(q, (row_of(first, 4, last) * n + b) * _BLOCK_BYTES, rows[4])
+    store_i8x16(q, (row_of(first, 3, last) * n + b) * _BLOCK_BYTES, rows[3])
+    store_i8x16(q, (row_of(first, 2, last) * n + b) * _BLOCK_BYTES, rows[2])
+    store_i8x16(q, (row_of(first, 1, last) * n + b) * _BLOCK_BYTES, rows[1])
+    store_i8x16(q, (row_of(first, 0, last) * n + b) * _BLOCK_BYTES, rows[0])
     lanes = advance(scratch, LANES)
     store_f32(lanes, 0, scale)
     store_f16(lanes, 8, scale)
-    for r in range(ROWS_PER_TILE):
+    for r in range(ROWS_PER_TILE - 1, -1, -1):
         block = row_of(first, r, last) * n + b
         if a.scale_f16 != 0:
             as_f16(a.d)[block] = as_f16(lanes)[16 + r]
