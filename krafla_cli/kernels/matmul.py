@@ -58,8 +58,8 @@ def matmul_q4_0(a: Operands, step: Operands, me: Operands) -> None:
         spread_scales(a, row + LANES, me.scratch, advance(scales, LANES), 2 * LANES)
         for first in range(0, a.n_blocks, _TILE_BLOCKS):
             end = min(first + _TILE_BLOCKS, a.n_blocks)
-            _unpack_q4_0(a, row, first, end, tile)
-            _unpack_q4_0(a, row + LANES, first, end, advance(tile, 32))
+            unpack_q4_0(a, row, first, end, tile)
+            unpack_q4_0(a, row + LANES, first, end, advance(tile, 32))
             for position in range(0, step.n_tokens, 4):
                 here = advance(sums, position * 2 * LANES)
                 _run_tile_q4_0(a, position, first, end, tile, scales, here)
@@ -91,7 +91,7 @@ def matmul_q8_0(a: Operands, step: Operands, me: Operands) -> None:
 
 
 @inline
-def _unpack_q4_0(a: Operands, row: int, first: int, end: int, tile: Pointer) -> None:
+def unpack_q4_0(a: Operands, row: int, first: int, end: int, tile: Pointer) -> None:
     """8 rows of blocks ``first`` to ``end``: per block and group of 4 columns, the nibbles of row 0, of row 1, ..."""
     rows = row_pointers(a.q, row, a.n_rows, a.n_blocks * 16)
     for b in range(first, end):

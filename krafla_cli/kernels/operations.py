@@ -3,17 +3,18 @@
 Shapes are those of one step: T = step.n_tokens positions. Codes of T inputs of ``n_cols`` channels are three arrays,
 made by the activation quantizer: ``x`` int8 [T, n_cols], ``dx`` float32 [T, n_cols / 32] (scale of each block of 32)
 and ``sx`` int16 [T, n_cols / 32] (-4 times the sum of each block's codes). Arrays that a matrix-matrix product reads
-are padded to a multiple of 4 positions.
+are padded to a multiple of 8 positions.
 """
 
 from __future__ import annotations
 
+from krafla_cli.kernels.features import AVX512
 from krafla_cli.kernels.structs import struct
 from krafla_cli.kernels.team import operation
 
 BLOCK = 32
 LANES = 8
-POSITIONS_PER_TILE = 4  # positions that a matrix-matrix product runs together
+POSITIONS_PER_TILE = 8  # the most positions that a matrix-matrix product runs together
 TILE_BYTES = 1 << 14  # of a matrix, unpacked
 PAD_BYTES = 256  # at the start of a thread's scratch memory: 8 short rows of scales, or 8 results
 CHUNK = 256  # positions of attention that belong together
@@ -38,9 +39,10 @@ MATVEC = {
     "q8_0": operation("matvec", "matvec_q8_0", MATRIX),
     "q4_0": operation("matvec", "matvec_q4_0", MATRIX),
 }
+_MATMUL_MODULE = "matmul_vnni" if AVX512 else "matmul"
 MATMUL = {
-    "q8_0": operation("matmul", "matmul_q8_0", MATRIX),
-    "q4_0": operation("matmul", "matmul_q4_0", MATRIX),
+    "q8_0": operation(_MATMUL_MODULE, "matmul_q8_0", MATRIX),
+    "q4_0": operation(_MATMUL_MODULE, "matmul_q4_0", MATRIX),
 }
 
 # Where codes go, in operands that quantize: ``codes``, ``dx``, ``sx``; ``place`` names the inputs in step.fault.

@@ -35,17 +35,14 @@ from krafla_cli.kernels.simd_quantize import (
     add_squares_f64,
     all_set,
     clear_f64,
-    load_f32x16,
     round_even,
     rows_of_columns,
     square_root,
-    store_f32x16,
     store_i8x16,
     sum_f64,
-    sum_of_halves,
-    twice,
 )
 from krafla_cli.kernels.simd_types import F32x8, F32x16, I32x8, Operands, Pointer
+from krafla_cli.kernels.simd_wide import load_f32x16, store_f32x16, sum_of_halves, twice
 
 ROWS_PER_TILE = 8
 TILE = BLOCK * ROWS_PER_TILE

@@ -2,7 +2,7 @@
 
 Each operation is an LLVM vector instruction. The few that x86 has as one instruction and LLVM has not (products of
 bytes added in pairs, f16) have two lowerings: AVX2 (with F16C) where the host has it, and plain LLVM vector arithmetic
-elsewhere, which gives the same bits; ``MLB_SIMD=generic`` forces the second.
+elsewhere, which gives the same bits; ``MLB_SIMD=generic`` forces the second. ``MLB_SIMD=avx2`` leaves out AVX-512.
 
 ``p`` is a typed pointer or a C-contiguous array, ``i`` an index in its elements; nothing is bounds-checked. Loads and
 stores need no alignment.
@@ -17,8 +17,8 @@ from llvmlite import ir
 from numba import types
 from numba.core.extending import intrinsic
 
+from krafla_cli.kernels.features import AVX2
 from krafla_cli.kernels.simd_lowering import (
-    AVX2,
     columns_of_rows,
     folded,
     folded_rows,
@@ -212,9 +212,9 @@ def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Typed:
     """x · y + z, rounded once."""
 
     def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        return builder.call(extern(builder, "llvm.fma.v8f32", f32x8.ir, *[f32x8.ir] * 3), args)
+        return builder.call(extern(builder, f"llvm.fma.v{x.n}f32", x.ir, *[x.ir] * 3), args)
 
-    return f32x8(f32x8, f32x8, f32x8), build
+    return x(x, x, x), build
 
 
 @intrinsic
@@ -256,7 +256,8 @@ def select(typingctx: Any, mask: Any, x: Any, y: Any) -> Typed:
 @intrinsic
 def to_f32(typingctx: Any, x: Any) -> Typed:
     """int32 to float32."""
-    return f32x8(i32x8), lambda c, b, sig, args: b.sitofp(args[0], f32x8.ir)
+    result = Vec("f32", x.n)
+    return result(x), lambda c, b, sig, args: b.sitofp(args[0], result.ir)
 
 
 @intrinsic

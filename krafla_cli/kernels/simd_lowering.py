@@ -1,17 +1,16 @@
 """How vector operations become LLVM instructions where one is not enough: the building blocks of simd.py.
 
-Plain functions on LLVM values. AVX2 says whether x86 instructions are used that LLVM has no generic name for.
+Plain functions on LLVM values.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 
+from krafla_cli.kernels.features import AVX2
 from krafla_cli.kernels.simd_types import (
     I32,
     IR_ELEMENTS,
@@ -25,10 +24,6 @@ from krafla_cli.kernels.simd_types import (
     i32x8,
     shuffle,
 )
-
-HOST_FEATURES = llvm.get_host_cpu_features()
-GENERIC = os.environ.get("MLB_SIMD") == "generic"
-AVX2 = not GENERIC and all(HOST_FEATURES.get(name) for name in ("avx2", "fma", "f16c"))
 
 _I16 = IR_ELEMENTS["i16"]
 _i32x16 = Vec("i32", 16)

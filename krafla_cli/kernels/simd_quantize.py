@@ -8,9 +8,19 @@ from llvmlite import ir
 from numba import types
 from numba.core.extending import intrinsic
 
-from krafla_cli.kernels.simd import Typed, _cast, _load, _store
+from krafla_cli.kernels.simd import Typed, _cast, _store
 from krafla_cli.kernels.simd_lowering import folded, rows_of_4_columns
-from krafla_cli.kernels.simd_types import IR_ELEMENTS, Vec, constant, element_pointer, extern, f32x8, f32x16, i8x16, i32x8, mask8, shuffle
+from krafla_cli.kernels.simd_types import (
+    IR_ELEMENTS,
+    Vec,
+    constant,
+    element_pointer,
+    extern,
+    f32x8,
+    i8x16,
+    i32x8,
+    mask8,
+)
 
 _i8x8 = Vec("i8", 8)
 _i16x8 = Vec("i16", 8)
@@ -48,35 +58,6 @@ def load_bytes(typingctx: Any, p: Any, i: Any) -> Typed:
 def load_i8_f32(typingctx: Any, p: Any, i: Any) -> Typed:
     """8 int8 as float32."""
     return f32x8(p, types.intp), lambda c, b, sig, args: b.sitofp(_load_8_bytes(c, b, sig, args), f32x8.ir)
-
-
-@intrinsic
-def load_f32x16(typingctx: Any, p: Any, i: Any) -> Typed:
-    """16 float32."""
-    return f32x16(p, types.intp), _load(f32x16)
-
-
-@intrinsic
-def store_f32x16(typingctx: Any, p: Any, i: Any, v: Any) -> Typed:
-    """16 float32."""
-    return _store(f32x16, p)
-
-
-@intrinsic
-def twice(typingctx: Any, x: Any) -> Typed:
-    """8 float32, and the same 8 again."""
-    return f32x16(f32x8), lambda c, b, sig, args: shuffle(b, args[0], args[0], range(16))
-
-
-@intrinsic
-def sum_of_halves(typingctx: Any, x: Any) -> Typed:
-    """The first 8 of 16 elements plus the last 8."""
-
-    def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        low, high = (shuffle(builder, args[0], args[0], range(start, start + 8)) for start in (0, 8))
-        return builder.fadd(low, high)
-
-    return f32x8(f32x16), build
 
 
 @intrinsic

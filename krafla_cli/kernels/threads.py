@@ -11,8 +11,8 @@ from numba import types
 from numba.core import cgutils
 from numba.core.extending import intrinsic
 
+from krafla_cli.kernels.features import FEATURES
 from krafla_cli.kernels.inline import inline
-from krafla_cli.kernels.simd_lowering import HOST_FEATURES
 from krafla_cli.kernels.simd_types import I32, IR_ELEMENTS, Operands, Pointer, element_pointer, extern
 from krafla_cli.kernels.team import MEMBER
 
@@ -50,7 +50,7 @@ def pause(typingctx: Any) -> Typed:
     """Tells the processor that this is a waiting loop, where it can be told."""
 
     def build(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        if HOST_FEATURES.get("sse2"):
+        if FEATURES.get("sse2"):
             builder.call(extern(builder, "llvm.x86.sse2.pause", ir.VoidType()), [])
         return context.get_dummy_value()
 

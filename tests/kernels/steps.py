@@ -35,7 +35,7 @@ class Codes:
     """Room for the codes of ``n_tokens`` inputs of ``n_cols`` channels, padded as matrix products read them."""
 
     def __init__(self, n_tokens: int, n_cols: int) -> None:
-        rows = -(-n_tokens // 4) * 4
+        rows = -(-n_tokens // ops.POSITIONS_PER_TILE) * ops.POSITIONS_PER_TILE
         self.codes = np.zeros((rows, n_cols), np.int8)
         self.dx = np.zeros((rows, n_cols // 32), np.float32)
         self.sx = np.zeros((rows, n_cols // 32), np.int16)

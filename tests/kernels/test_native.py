@@ -58,17 +58,19 @@ def test_the_key_tells_sources_and_lowerings_apart(monkeypatch: pytest.MonkeyPat
         native._cache_key.cache_clear()
         return native._cache_key()
 
+    monkeypatch.delenv("MLB_SIMD", raising=False)
     (tmp_path / "native.py").write_text("one")
     monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
     keys = [key()]
     (tmp_path / "native.py").write_text("two")
     keys.append(key())
-    monkeypatch.setenv("MLB_SIMD", "generic")
-    keys.append(key())
+    for lowering in ("generic", "avx2"):
+        monkeypatch.setenv("MLB_SIMD", lowering)
+        keys.append(key())
     monkeypatch.setattr(native, "version", lambda name: "0.0")
     keys.append(key())
     native._cache_key.cache_clear()
-    assert len(set(keys)) == 4
+    assert len(set(keys)) == 5
 
 
 def test_compiled_once_then_loaded_without_numba(empty_cache: Path) -> None:

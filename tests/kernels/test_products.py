@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from krafla_cli.kernels import operations as ops
+from krafla_cli.kernels.team import operation
 from tests.kernels.steps import Codes, quantized, run
 
 
@@ -55,6 +56,11 @@ def _row(codes: Codes, t: int) -> Codes:
 
 
 # Rows and columns that leave every kind of rest: tiles of 8 and 16 rows, fewer than 8 blocks, pieces of 32 blocks.
+# All matrix-matrix kernels that there are: that of this processor, and the others with what replaces its instructions.
+MATMULS = {
+    encoding: {m: operation(m, f"matmul_{encoding}", ops.MATRIX) for m in ("matmul", "matmul_vnni")}
+    for encoding in ops.MATMUL
+}
 SHAPES = [(1, 32), (3, 64), (8, 256), (20, 224), (33, 1184), (17, 2080)]
 
 
@@ -64,12 +70,13 @@ SHAPES = [(1, 32), (3, 64), (8, 256), (20, 224), (33, 1184), (17, 2080)]
 def test_products(encoding: str, shape: tuple[int, int], is_f16: bool) -> None:
     rows, cols = shape
     matrix = _matrix(encoding, rows, cols, is_f16)
-    n = 6
+    n = 11
     codes = quantized(np.random.default_rng(1).standard_normal((n, cols)).astype(np.float32))
-    together = _product(ops.MATMUL[encoding], matrix, codes, n)
     single = np.concatenate([_product(ops.MATVEC[encoding], matrix, _row(codes, t), 1) for t in range(n)])
-    np.testing.assert_array_equal(together, single)
-    np.testing.assert_allclose(together, _chain(matrix, codes, n), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(single, _chain(matrix, codes, n), rtol=1e-6, atol=1e-7)
+    for module, matmul in MATMULS[encoding].items():
+        np.testing.assert_array_equal(_product(matmul, matrix, codes, n), single, err_msg=module)
+    assert ops.MATMUL[encoding] in MATMULS[encoding].values()
 
 
 @pytest.mark.parametrize("encoding", ["q8_0", "q4_0"])
@@ -84,7 +91,8 @@ def test_extreme_codes_do_not_overflow(encoding: str) -> None:
             codes.dx[:] = 1
             codes.sx[:] = -4 * 32 * code
             want = _chain(matrix, codes, 4)
-            np.testing.assert_array_equal(_product(ops.MATMUL[encoding], matrix, codes, 4), want)
+            for matmul in MATMULS[encoding].values():
+                np.testing.assert_array_equal(_product(matmul, matrix, codes, 4), want)
             np.testing.assert_array_equal(_product(ops.MATVEC[encoding], matrix, _row(codes, 0), 1), want[:1])
 
 

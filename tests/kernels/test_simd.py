@@ -1,4 +1,4 @@
-"""Vector operations against NumPy; in `make test-slow`, all that uses kernels runs once more in plain LLVM code."""
+"""Vector operations against NumPy; `make test-slow` runs all that uses kernels again in AVX2 and plain LLVM code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numba
 import numpy as np
 import pytest
 
-from krafla_cli.kernels import simd
+from krafla_cli.kernels import features
 from krafla_cli.kernels.simd import (
     absolute_i8,
     bits_of,
@@ -197,12 +197,15 @@ def test_f16_conversions() -> None:
 
 
 def test_the_lowering_is_the_one_asked_for() -> None:
-    assert not (simd.AVX2 and os.environ.get("MLB_SIMD") == "generic")
+    lowering = os.environ.get("MLB_SIMD")
+    assert not (features.AVX2 and lowering == "generic")
+    assert not (features.AVX512 and lowering in ("generic", "avx2"))
 
 
 @pytest.mark.slow
-def test_kernels_in_plain_llvm_code() -> None:
-    environment = {**os.environ, "MLB_SIMD": "generic"}
+@pytest.mark.parametrize("lowering", ["generic", "avx2"])
+def test_kernels_in_other_instructions(lowering: str) -> None:
+    environment = {**os.environ, "MLB_SIMD": lowering}
     parts = ("kernels", "quant", "runtime/test_fast.py", "embed/test_forward.py", "embed/test_search.py")
     tests = [str(FOLDER / part) for part in parts]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
