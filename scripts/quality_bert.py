@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from llama_rows import quantize_rows
 from transformers import AutoTokenizer, BertModel
 
-from krafla_cli.quant import ggml_blocks
 from krafla_cli.quant.blocks import Quantized
 from krafla_cli.quant.errors import Errors, errors_of
 from krafla_cli.quant.matrix import quantize
@@ -32,27 +30,6 @@ from krafla_cli.quant.q4_0 import Rule
 Float32 = npt.NDArray[np.float32]
 N_LINES = 500
 BLOCK = 32
-
-# Run by the other Python: a matrix [rows, cols] and importances [cols] (or none) in .npz, Q4_0 blocks out in .npy.
-_LLAMA = """
-import sys
-from ctypes import c_int, c_int64, c_size_t, c_void_p
-import numpy as np
-from llama_cpp._ggml import libggml as ggml
-ggml.ggml_quantize_chunk.restype = c_size_t
-ggml.ggml_quantize_chunk.argtypes = [c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]
-given = np.load(sys.argv[1])
-results = {}
-for name in given.files:
-    if name.startswith("w/"):
-        w = given[name]
-        importance = given["i/" + name[2:]] if "i/" + name[2:] in given.files else None
-        out = np.empty((len(w), w.shape[1] // 32 * 18), np.uint8)
-        place = None if importance is None else importance.ctypes.data
-        ggml.ggml_quantize_chunk(2, w.ctypes.data, out.ctypes.data, 0, len(w), w.shape[1], place)
-        results[name[2:]] = out
-np.savez(sys.argv[2], **results)
-"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +42,8 @@ class Matrix:
 
 def matrices_of(folder: Path, text: Path) -> dict[str, Matrix]:
     """The matrices whose rows are whole blocks, with the importances that TEXT gives."""
-    model = BertModel.from_pretrained(folder).eval()
+    model = BertModel.from_pretrained(folder)
+    model.train(False)
     sums: dict[str, torch.Tensor] = {}
     n_inputs = 0
 
@@ -110,15 +88,9 @@ def by_rule(encoding: str, rule: Rule, weighs: bool) -> Callable[[str, Matrix], 
 
 def by_llama(python: str, matrices: dict[str, Matrix], weighs: bool) -> Callable[[str, Matrix], Quantized]:
     """llama.cpp's quantizer, with the importances or without."""
-    with tempfile.TemporaryDirectory() as folder:
-        given, results = Path(folder) / "given.npz", Path(folder) / "results.npz"
-        arrays = {f"w/{name}": m.w for name, m in matrices.items()}
-        if weighs:
-            arrays |= {f"i/{name}": m.importance for name, m in matrices.items() if m.importance is not None}
-        np.savez(given, **arrays)
-        subprocess.run([python, "-c", _LLAMA, str(given), str(results)], check=True, capture_output=True)
-        blocks = dict(np.load(results))
-    return lambda name, m: ggml_blocks.split(blocks[name], "q4_0", *m.w.shape)
+    importances = {name: m.importance for name, m in matrices.items() if weighs and m.importance is not None}
+    results = quantize_rows(python, {name: m.w for name, m in matrices.items()}, importances)
+    return lambda name, _: results[name]
 
 
 def main() -> None:
