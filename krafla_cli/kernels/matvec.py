@@ -45,16 +45,16 @@ _PIECES = 4
 
 def matvec_q4_0(a: Operands, step: Operands, me: Operands) -> None:
     """Operation MATVEC["q4_0"]."""
-    _matvec(a, me, a.n_blocks * 16, _total_q4_0)
+    run_tiles(a, me, a.n_blocks * 16, _total_q4_0)
 
 
 def matvec_q8_0(a: Operands, step: Operands, me: Operands) -> None:
     """Operation MATVEC["q8_0"]."""
-    _matvec(a, me, a.n_blocks * 32, _total_q8_0)
+    run_tiles(a, me, a.n_blocks * 32, _total_q8_0)
 
 
 @inline
-def _matvec(a: Operands, me: Operands, row_bytes: int, total_of_rows: Any) -> None:
+def run_tiles(a: Operands, me: Operands, row_bytes: int, total_of_rows: Any) -> None:
     """Takes pieces of some tiles, each a step ahead, so that the end of one can prefetch the start of the next."""
     scales = as_f32(advance(me.scratch, PAD_BYTES))
     n_tiles = (a.n_rows + LANES - 1) // LANES
@@ -76,7 +76,7 @@ def _matvec(a: Operands, me: Operands, row_bytes: int, total_of_rows: Any) -> No
 
 
 @inline
-def _prefetch_lines(tile: Pointer, first: int, n: int, row_bytes: int) -> None:
+def prefetch_lines(tile: Pointer, first: int, n: int, row_bytes: int) -> None:
     """Lines ``first`` to first + n of 8 rows, ``tile``: front to back, or long rows side by side as they are read."""
     if row_bytes < _LONG_ROW_BYTES:
         for i in range(first, first + n):
@@ -93,16 +93,16 @@ def _total_q4_0(a: Operands, row: int, ahead: Pointer, scales: Pointer) -> F32x8
     second_half = advance(x, 16)
     total = zero_f32()
     for b in range(a.n_blocks):
-        _prefetch_lines(ahead, 2 * b, 2, a.n_blocks * 16)
+        prefetch_lines(ahead, 2 * b, 2, a.n_blocks * 16)
         low = load_two_rows(x, x, 32 * b)
         high = load_two_rows(second_half, second_half, 32 * b)
-        sums = _block_sums_q4_0(rows, 16 * b, low, high, spread_i16(a.sx[b]))
+        sums = block_sums_q4_0(rows, 16 * b, low, high, spread_i16(a.sx[b]))
         total = add_block(total, load_f32(scales, b * LANES), sums, a.dx[b])
     return total
 
 
 @inline
-def _block_sums_q4_0(rows: tuple[Pointer, ...], i: int, low: I8x32, high: I8x32, start: I16x16) -> I32x8:
+def block_sums_q4_0(rows: tuple[Pointer, ...], i: int, low: I8x32, high: I8x32, start: I16x16) -> I32x8:
     """Σ (nibble - 8) · x of 8 rows: nibbles are unsigned, and ``start`` is half of -8 · Σ x."""
     return sums_of_8_rows(
         _products_q4_0(load_two_rows(rows[0], rows[4], i), low, high),
@@ -124,7 +124,7 @@ def _total_q8_0(a: Operands, row: int, ahead: Pointer, scales: Pointer) -> F32x8
     rows = row_pointers(a.q, row, a.n_rows, a.n_blocks * 32)
     total = zero_f32()
     for b in range(a.n_blocks):
-        _prefetch_lines(ahead, 4 * b, 4, a.n_blocks * 32)
+        prefetch_lines(ahead, 4 * b, 4, a.n_blocks * 32)
         x = load_i8(a.x, 32 * b)
         sums = _block_sums_q8_0(rows, 32 * b, x, absolute_i8(x))
         total = add_block(total, load_f32(scales, b * LANES), sums, a.dx[b])

@@ -35,14 +35,14 @@ MATRIX = struct(
     y="f32*",
     add="i64",
 )
+_KIND = "_vnni" if AVX512 else ""
 MATVEC = {
     "q8_0": operation("matvec", "matvec_q8_0", MATRIX),
-    "q4_0": operation("matvec", "matvec_q4_0", MATRIX),
+    "q4_0": operation(f"matvec{_KIND}", "matvec_q4_0", MATRIX),
 }
-_MATMUL_MODULE = "matmul_vnni" if AVX512 else "matmul"
 MATMUL = {
-    "q8_0": operation(_MATMUL_MODULE, "matmul_q8_0", MATRIX),
-    "q4_0": operation(_MATMUL_MODULE, "matmul_q4_0", MATRIX),
+    "q8_0": operation(f"matmul{_KIND}", "matmul_q8_0", MATRIX),
+    "q4_0": operation(f"matmul{_KIND}", "matmul_q4_0", MATRIX),
 }
 
 # Where codes go, in operands that quantize: ``codes``, ``dx``, ``sx``; ``place`` names the inputs in step.fault.

@@ -350,19 +350,19 @@ def spread_i16(typingctx: Any, x: Any) -> Typed:
 @intrinsic
 def low_nibbles(typingctx: Any, v: Any) -> Typed:
     """The low 4 bits of each byte."""
-    return i8x32(i8x32), lambda c, b, sig, args: b.and_(args[0], constant(i8x32, 15))
+    return v(v), lambda c, b, sig, args: b.and_(args[0], constant(v, 15))
 
 
 @intrinsic
 def high_nibbles(typingctx: Any, v: Any) -> Typed:
     """The high 4 bits of each byte, 0 to 15."""
-    return i8x32(i8x32), lambda c, b, sig, args: b.lshr(args[0], constant(i8x32, 4))
+    return v(v), lambda c, b, sig, args: b.lshr(args[0], constant(v, 4))
 
 
 @intrinsic
 def flip_high_bits(typingctx: Any, v: Any) -> Typed:
     """Each byte with its highest bit flipped: int8 v becomes v + 128, its high nibble h becomes h + 8."""
-    return i8x32(i8x32), lambda c, b, sig, args: b.xor(args[0], constant(i8x32, -128))
+    return v(v), lambda c, b, sig, args: b.xor(args[0], constant(v, -128))
 
 
 @intrinsic

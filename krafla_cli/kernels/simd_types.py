@@ -24,8 +24,10 @@ from krafla_cli.kernels.structs import Struct
 F32x8: TypeAlias = Any
 F32x16: TypeAlias = Any
 I32x8: TypeAlias = Any
+I32x16: TypeAlias = Any
 I16x16: TypeAlias = Any
 I8x32: TypeAlias = Any
+I8x64: TypeAlias = Any
 I8x16: TypeAlias = Any
 Mask: TypeAlias = Any
 Pointer: TypeAlias = Any

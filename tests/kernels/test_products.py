@@ -56,10 +56,11 @@ def _row(codes: Codes, t: int) -> Codes:
 
 
 # Rows and columns that leave every kind of rest: tiles of 8 and 16 rows, fewer than 8 blocks, pieces of 32 blocks.
-# All matrix-matrix kernels that there are: that of this processor, and the others with what replaces its instructions.
-MATMULS = {
-    encoding: {m: operation(m, f"matmul_{encoding}", ops.MATRIX) for m in ("matmul", "matmul_vnni")}
-    for encoding in ops.MATMUL
+# All kernels that there are: those of this processor, and the others with what replaces their instructions.
+MATMULS = {e: [operation(f"matmul{k}", f"matmul_{e}", ops.MATRIX) for k in ("", "_vnni")] for e in ops.MATMUL}
+MATVECS = {
+    "q8_0": [operation("matvec", "matvec_q8_0", ops.MATRIX)],
+    "q4_0": [operation(f"matvec{k}", "matvec_q4_0", ops.MATRIX) for k in ("", "_vnni")],
 }
 SHAPES = [(1, 32), (3, 64), (8, 256), (20, 224), (33, 1184), (17, 2080)]
 
@@ -72,11 +73,14 @@ def test_products(encoding: str, shape: tuple[int, int], is_f16: bool) -> None:
     matrix = _matrix(encoding, rows, cols, is_f16)
     n = 11
     codes = quantized(np.random.default_rng(1).standard_normal((n, cols)).astype(np.float32))
-    single = np.concatenate([_product(ops.MATVEC[encoding], matrix, _row(codes, t), 1) for t in range(n)])
-    np.testing.assert_allclose(single, _chain(matrix, codes, n), rtol=1e-6, atol=1e-7)
-    for module, matmul in MATMULS[encoding].items():
-        np.testing.assert_array_equal(_product(matmul, matrix, codes, n), single, err_msg=module)
-    assert ops.MATMUL[encoding] in MATMULS[encoding].values()
+    want, *others = (
+        np.concatenate([_product(matvec, matrix, _row(codes, t), 1) for t in range(n)]) for matvec in MATVECS[encoding]
+    )
+    np.testing.assert_allclose(want, _chain(matrix, codes, n), rtol=1e-6, atol=1e-7)
+    for got in (*others, *(_product(matmul, matrix, codes, n) for matmul in MATMULS[encoding])):
+        np.testing.assert_array_equal(got, want)
+    assert ops.MATMUL[encoding] in MATMULS[encoding]
+    assert ops.MATVEC[encoding] in MATVECS[encoding]
 
 
 @pytest.mark.parametrize("encoding", ["q8_0", "q4_0"])
@@ -91,9 +95,10 @@ def test_extreme_codes_do_not_overflow(encoding: str) -> None:
             codes.dx[:] = 1
             codes.sx[:] = -4 * 32 * code
             want = _chain(matrix, codes, 4)
-            for matmul in MATMULS[encoding].values():
+            for matmul in MATMULS[encoding]:
                 np.testing.assert_array_equal(_product(matmul, matrix, codes, 4), want)
-            np.testing.assert_array_equal(_product(ops.MATVEC[encoding], matrix, _row(codes, 0), 1), want[:1])
+            for matvec in MATVECS[encoding]:
+                np.testing.assert_array_equal(_product(matvec, matrix, _row(codes, 0), 1), want[:1])
 
 
 @pytest.mark.parametrize("encoding", ["q8_0", "q4_0"])
