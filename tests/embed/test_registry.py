@@ -71,7 +71,7 @@ def test_license_ids_fit_the_header(tmp_path: Path, license_id: int) -> None:
 
 def test_a_customer_that_is_no_text_does_not_spoil_the_registry(tmp_path: Path) -> None:
     path = tmp_path / "keys.jsonl"
-    with pytest.raises(InputError, match="customer: .* at character 1 is no character"):
+    with pytest.raises(InputError, match=r"customer: .* at character 1 is no character"):
         add_license(path, 1, "x\udcff")  # what Python makes of a byte of a command line that is not UTF-8
     add_license(path, 2, "y")
     assert list(read_registry(path)) == [2]
