@@ -44,8 +44,17 @@ def load_torch(path: Path) -> Mapping[Any, Any]:
             "use the checkpoint's safetensors"
         ) from error
     except _UNREADABLE as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise FormatError(f"{name}: no readable torch checkpoint: {printable(reason)}") from error
+        raise FormatError(f"{name}: no readable torch checkpoint: {_reason(error, len(data))}") from error
     if not isinstance(document, Mapping):
         raise FormatError(f"{name}: must hold a state dict, holds a {type(document).__name__}")
     return document
+
+
+def _reason(error: Exception, n_bytes: int) -> str:
+    """What torch says where it says something; what its parsing ran into otherwise tells nobody anything."""
+    if not n_bytes:
+        return "the file is empty"
+    lines = str(error).splitlines()
+    if isinstance(error, (RuntimeError, OSError)) and lines:
+        return printable(lines[0])
+    return "its content is damaged, or of another kind"

@@ -82,9 +82,8 @@ def _embed(
     from krafla_cli.embed.threads import limit_library_threads
 
     n_threads = limit_library_threads(threads)
-    from krafla_cli.embed.corpus import expand
+    from krafla_cli.embed.corpus import count_texts, expand
     from krafla_cli.embed.embedder import open_embedder
-    from krafla_cli.embed.texts import count_lines
     from krafla_cli.formats.atomic import check_target
 
     paths = expand([str(file) for file in files])
@@ -93,7 +92,7 @@ def _embed(
         check_target(output, force, inputs)
     embedder = open_embedder(model, n_threads, TerminalProgress())
     width = embedder.check_dims(dims)
-    rows = _rows(embedder, width, _source(texts, paths, field), sum(map(count_lines, paths)) or len(texts))
+    rows = _rows(embedder, width, _source(texts, paths, field), count_texts(paths, field) or len(texts))
     if output is not None:
         _write(embedder, width, rows, output, force, inputs, as_json)
     elif as_json:

@@ -52,6 +52,7 @@ def _document(output: Path, report: Report) -> dict[str, object]:
         "path": str(output),
         "n_texts": report.n_texts,
         "n_unreadable": report.n_unreadable,
+        "n_unreadable_files": report.n_unreadable_files,
         "unreadable": report.messages,
         "n_shards": report.n_shards,
         "n_shards_kept": report.n_kept,
@@ -60,11 +61,15 @@ def _document(output: Path, report: Report) -> dict[str, object]:
 
 
 def _tell(output: Path, report: Report) -> None:
-    from krafla_cli.formats.text import printable
+    from krafla_cli.formats.text import counted, printable
 
     kept = f", {report.n_kept} of them there already" if report.n_kept else ""
-    note(f"{printable(str(output))}: {report.n_texts} embeddings in {report.n_shards} shards{kept}")
+    note(
+        f"{printable(str(output))}: {counted(report.n_texts, 'embedding')} in {counted(report.n_shards, 'shard')}{kept}"
+    )
     if report.faults:
-        note(f"{report.n_unreadable} texts could not be read; see manifest.json there")
+        counts = ((report.n_unreadable_files, "file"), (report.n_unreadable, "text"))
+        unreadable = " and ".join(counted(n, noun) for n, noun in counts if n)
+        note(f"{unreadable} could not be read; see manifest.json there")
     if speed := report.speeds.text("texts"):
         note(speed)

@@ -19,6 +19,7 @@ from krafla_cli.cli.common import (
     open_pool,
     print_json,
     ray_options,
+    text_file_option,
 )
 from krafla_cli.progress import SILENT
 
@@ -33,7 +34,7 @@ _DEFAULT_WINDOW = 512
 
 @click.command("eval")
 @click.argument("models", nargs=-1, required=True, type=FILE_PATH)
-@click.option("-f", "--file", "file", required=True, type=FILE_PATH, help="Text: a file, a pipe, or -.")
+@text_file_option("Text: a file, a pipe, or -.", required=True)
 @click.option("--baseline", type=FILE_PATH, help="Compare with this .mlb, folder or .gguf.")
 @click.option(
     "--windows",

@@ -96,6 +96,7 @@ def _document(found: Detection) -> dict[str, Any]:
             {
                 "license_id": s.license.license_id,
                 "score": s.total,
+                "dims": list(s.dims),
                 "block_scores": list(s.blocks),
                 "evidence": s.evidence,
             }

@@ -39,7 +39,7 @@ def command() -> None:
 @click.argument("model", type=FILE_PATH)
 @click.argument("corpus", type=FILE_PATH)
 @click.option("-o", "--output", type=FILE_PATH, required=True, help="The folder to make.")
-@click.option("--field", help="CORPUS has JSON lines; the text is in this field [*.jsonl: text].")
+@click.option("--field", help="JSON lines or Parquet; the text is in this field [*.jsonl, *.parquet: text].")
 @click.option("--dims", type=int, help="Width: one of the model's Matryoshka widths [default: the full one].")
 @click.option("--dtype", type=click.Choice(["float32", "int8"]), default="float32", show_default=True, help="Of rows.")
 @threads_option()
@@ -47,7 +47,7 @@ def command() -> None:
 @json_option
 @common_options
 def build(**options: Any) -> None:
-    """Embed CORPUS, texts one a line (- is stdin), into an index.
+    """Embed CORPUS, texts one a line (- is stdin), JSON lines or Parquet, into an index.
 
     \b
     mlb index build model.bin corpus.txt -o corpus.index --dims 128 --dtype int8

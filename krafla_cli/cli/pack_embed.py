@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,13 +122,16 @@ def _fingerprint_key(
 
 
 def _read(path: Path | None) -> bytes | None:
-    """The metadata file's bytes, after a look at what they are, so that an error can name the file."""
+    """The metadata file's bytes, after a look at what they are, so that an error can name the file.
+
+    Other programs read them: no NaN, and no byte order mark, which JSON between programs must not have (RFC 8259).
+    """
     if path is None:
         return None
     from krafla_cli.formats.json_file import read_json_object
 
-    read_json_object(path)
-    return path.read_bytes()
+    read_json_object(path, strict=True)
+    return path.read_bytes().removeprefix(codecs.BOM_UTF8)
 
 
 def _errors(packed: Packed) -> dict[str, float | None]:

@@ -24,6 +24,7 @@ from krafla_cli.cli.common import (
     print_json,
     ray_options,
     speed,
+    text_file_option,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _TEMPLATES = ("chatml", "llama3", "gemma", "mistral", "smollm", "qwen3.5")
 @click.command("run")
 @click.argument("model", type=FILE_PATH)
 @click.option("-p", "--prompt", "turn", help="One user turn, through the model's chat template where it has one.")
-@click.option("-f", "--file", "file", type=FILE_PATH, help="Raw text: a file, a pipe, or - (stdin).")
+@text_file_option("Raw text: a file, a pipe, or - (stdin).")
 @click.option("--prompt-ids", "prompt_ids", metavar="1,5,7", help="Token ids instead of text.")
 @click.option("--chat", is_flag=True, help="A conversation in the terminal; /help there shows its commands.")
 @click.option("--system", metavar="TEXT", help="System message, before the first turn.")

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
-from krafla_cli.embed.texts import DEFAULT_FIELD, field_of, line_content, open_texts, read_texts, text_of_line
+from krafla_cli.embed.texts import (
+    DEFAULT_FIELD,
+    count_lines,
+    field_of,
+    line_content,
+    open_texts,
+    read_texts,
+    text_of_line,
+)
 from krafla_cli.errors import FileError, FormatError, InputError, os_reason
 from krafla_cli.formats.sidecar import file_sha256
 from krafla_cli.formats.text import printable
@@ -202,7 +210,23 @@ def _parquet_texts(stretch: Stretch, name: str) -> Iterator[tuple[int, str | Unr
         yield number, Unreadable(str(error), end - number)
 
 
-def texts_of(paths: Iterable[Path], json_field: str | None) -> Iterator[str]:
+def count_texts(paths: Iterable[Path], json_field: str | None) -> int:
+    """About how many texts :func:`texts_of` gives: line feeds, rows of Parquet; 0 for what can be read only once.
+
+    Raises FileError, FormatError: a Parquet file cannot be read.
+    """
+    return sum(
+        _count_rows(path, json_field or DEFAULT_FIELD) if is_parquet(path) else count_lines(path) for path in paths
+    )
+
+
+def _count_rows(path: Path, column: str) -> int:
+    from krafla_cli.embed import parquet
+
+    return parquet.n_rows(path, column, printable(str(path)))
+
+
+def texts_of(paths: Iterable[Path], json_field: str | None) -> Generator[str]:
     """All texts of regular files one after the other; the first that cannot be read ends it.
 
     Raises FileError, FormatError, InputError.
@@ -219,8 +243,7 @@ def texts_of(paths: Iterable[Path], json_field: str | None) -> Iterator[str]:
 def _strict_rows(path: Path, column: str) -> Iterator[str]:
     from krafla_cli.embed import parquet
 
-    name = printable(str(path))
-    for text in parquet.row_texts(path, column, 0, parquet.n_rows(path, column, name), name):
+    for text in parquet.row_texts(path, column, 0, _count_rows(path, column), printable(str(path))):
         if not isinstance(text, str):
             raise text
         yield text

@@ -11,6 +11,10 @@ each license's R = diag(R_b), one block for each Matryoshka width, two things ar
 
 The score judges how alike the embeddings are, and a few strong directions decide it; the evidence weighs all directions
 alike, which is why it still tells licenses apart when a coarser quantization blurs the embeddings.
+
+A copy may have been packed with other Matryoshka widths than the reference has, and R follows the widths that a copy
+was packed with; a header may also have been changed since. So the widths of both files are tried, and a license has
+the stronger evidence of the two.
 """
 
 from __future__ import annotations
@@ -30,17 +34,18 @@ from krafla_cli.progress import SILENT, Progress
 
 Float64 = npt.NDArray[np.float64]
 
-# A license that did not mark the suspect reaches this with probability 1e-9.
+# A license that did not mark the suspect reaches this with probability 1e-9, at one set of widths.
 MIN_EVIDENCE = 6.0
 
 
 @dataclass(frozen=True)
 class Score:
     """How far the suspect is from the reference rotated for ``license``: ``total`` over the whole width, ``blocks``
-    for each Matryoshka block by itself; and the ``evidence`` that it was so rotated.
+    for each block between the Matryoshka widths ``dims`` by itself; and the ``evidence`` that it was so rotated.
     """
 
     license: License
+    dims: tuple[int, ...]
     total: float
     blocks: tuple[float, ...]
     evidence: float
@@ -75,24 +80,24 @@ class Detection:
 def detect(
     suspect: Embedder, reference: Embedder, licenses: Mapping[int, License], progress: Progress = SILENT
 ) -> Detection:
-    """Whose fingerprint ``suspect`` has. ``reference`` is the unmarked model, of the same widths.
+    """Whose fingerprint ``suspect`` has. ``reference`` is the unmarked model, with embeddings of the same length.
 
-    Raises InputError: the reference has a fingerprint itself, the widths differ, or are too few to tell.
+    Raises InputError: the reference has a fingerprint itself, the lengths differ, or are too short to tell.
     """
     _check_comparable(suspect, reference)
-    dims = reference.dims
-    texts = probe_texts(max(MIN_PROBES, 2 * dims[-1]))
+    texts = probe_texts(max(MIN_PROBES, 2 * reference.dims[-1]))
     s, e = (embedder.embed(texts).astype(np.float64) for embedder in (suspect, reference))
-    fitted = _procrustes(s, e, dims)
+    fitted = {dims: _procrustes(s, e, dims) for dims in (reference.dims, suspect.dims)}
     progress.start("trying licenses", len(licenses), "license")
     scores = []
     for entry in licenses.values():
-        scores.append(_score(s, e, fitted, entry, dims))
+        tried = (_score(s, e, blocks, entry, dims) for dims, blocks in fitted.items())
+        scores.append(max(tried, key=lambda score: score.evidence))
         progress.advance(1)
     progress.finish()
     scores.sort(key=lambda score: -score.evidence)
-    identity = [np.eye(end - start) for start, end in blocks_of(dims)]
-    return Detection(tuple(scores), _distance(s, e, identity)[0], _distance(s, e, fitted)[0], len(texts))
+    best = fitted[scores[0].dims if scores else reference.dims]
+    return Detection(tuple(scores), _distance(s, e, [np.eye(s.shape[1])])[0], _distance(s, e, best)[0], len(texts))
 
 
 def _check_comparable(suspect: Embedder, reference: Embedder) -> None:
@@ -101,10 +106,11 @@ def _check_comparable(suspect: Embedder, reference: Embedder) -> None:
     ours, theirs = reference.dims[-1], suspect.dims[-1]
     if ours != theirs:
         raise InputError(f"the suspect's embeddings have {theirs} values, the reference's {ours}: nothing to compare")
-    strongest = ours / len(reference.dims) ** 0.5
+    n_blocks = min(len(reference.dims), len(suspect.dims))
+    strongest = ours / n_blocks**0.5
     if strongest <= MIN_EVIDENCE:
         raise InputError(
-            f"embeddings of {ours} values in {len(reference.dims)} Matryoshka blocks are too short to tell licenses "
+            f"embeddings of {ours} values in {n_blocks} Matryoshka blocks are too short to tell licenses "
             f"apart: the evidence could reach {strongest:.1f}, a match needs {MIN_EVIDENCE:.1f}"
         )
 
@@ -112,7 +118,7 @@ def _check_comparable(suspect: Embedder, reference: Embedder) -> None:
 def _score(s: Float64, e: Float64, fitted: list[Float64], entry: License, dims: tuple[int, ...]) -> Score:
     blocks = rotation(entry.key, entry.license_id, dims)
     traces = sum(float(np.vdot(r, p)) for r, p in zip(blocks, fitted, strict=True))
-    return Score(entry, *_distance(s, e, blocks), traces / len(blocks) ** 0.5)
+    return Score(entry, dims, *_distance(s, e, blocks), traces / len(blocks) ** 0.5)
 
 
 def _distance(s: Float64, e: Float64, blocks: list[Float64]) -> tuple[float, tuple[float, ...]]:

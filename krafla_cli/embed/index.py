@@ -21,8 +21,9 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from krafla_cli.embed.corpus import count_texts, texts_of
 from krafla_cli.embed.embedder import Embedder
-from krafla_cli.embed.texts import chunks, count_lines, field_of, open_texts, read_texts
+from krafla_cli.embed.texts import chunks
 from krafla_cli.errors import FileError, InputError, MlbError, os_reason
 from krafla_cli.formats.atomic import write_bytes
 from krafla_cli.formats.index_folder import (
@@ -52,17 +53,16 @@ _KEYS = ("model_sha256", "dims", "dtype")  # what must be the same for a build t
 
 @dataclass(frozen=True)
 class Source:
-    """Where texts come from: a file (or "-"), and the field of its JSON lines (None: by its name)."""
+    """Where texts come from: a file (or "-"), and the field of its JSON lines or Parquet (None: by its name)."""
 
     path: Path
     field: str | None = None
 
     @contextlib.contextmanager
     def texts(self) -> Iterator[Iterator[str]]:
-        """The texts, from the first on. Raises FileError, FormatError."""
-        with open_texts(self.path) as f:
-            name = "standard input" if str(self.path) == "-" else str(self.path)
-            yield read_texts(f, name, field_of(self.path, self.field))
+        """The texts, from the first on. Raises FileError, FormatError, InputError."""
+        with contextlib.closing(texts_of([self.path], self.field)) as found:
+            yield found
 
 
 @dataclass
@@ -193,7 +193,7 @@ class _Build:
     def run(self) -> tuple[int, int]:
         """Writes all files but the manifest; returns the rows, and those of them that were there before."""
         done = self._done()
-        self.progress.start("embedding", count_lines(self.source.path), "text")
+        self.progress.start("embedding", count_texts([self.source.path], self.source.field), "text")
         try:
             with contextlib.ExitStack() as stack:
                 texts = stack.enter_context(self.source.texts())

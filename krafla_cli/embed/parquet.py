@@ -25,6 +25,8 @@ Float32 = npt.NDArray[np.float32]
 
 _BATCH_ROWS = 1024
 _BUFFER_BYTES = 1 << 20  # a column of a row group is read in pieces of this size, not whole
+# Views came with pyarrow 16.
+_TEXT_TYPES = (pa.types.is_string, pa.types.is_large_string, getattr(pa.types, "is_string_view", pa.types.is_string))
 _KEY = b"mlb"  # of the JSON document in a shard's file metadata
 
 
@@ -58,7 +60,7 @@ def row_texts(path: Path, field: str, first: int, count: int, name: str) -> Iter
 
 def _opened(path: Path, name: str) -> Any:
     try:
-        return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+        return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
         raise FileError(f"cannot open {name}: {os_reason(error)}") from error
     except (pa.ArrowException, OSError) as error:
@@ -74,7 +76,7 @@ def _check_column(file: Any, field: str, name: str) -> None:
         )
     kind = schema.field(field).type
     value_type = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(value_type) or pa.types.is_large_string(value_type)):
+    if not any(is_text(value_type) for is_text in _TEXT_TYPES):
         raise FormatError(f"{name}: column {printable(field, 40)!r} is no text but {printable(str(kind), 40)}")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from krafla_cli.embed.rotation import KEY_BYTES
+from krafla_cli.embed.texts import check_unicode
 from krafla_cli.errors import DataError, FileError, FormatError, MlbError, os_reason
 from krafla_cli.formats.json_file import parse_json
 from krafla_cli.formats.text import printable
@@ -56,10 +57,12 @@ def key_of_license(path: Path, license_id: int, progress: Progress = SILENT) -> 
 def add_license(path: Path, license_id: int, customer: str) -> License:
     """Makes a key for a new license and appends its line; the registry is created if need be, with mode 600.
 
-    Raises FileError, FormatError (as :func:`read_registry`), DataError (the license is there already, or 0).
+    Raises FileError, FormatError (as :func:`read_registry`), DataError (the license is there already, or 0),
+    InputError (a customer that is not valid Unicode: the registry could not be read again).
     """
     if not 1 <= license_id <= MAX_LICENSE_ID:
         raise DataError(f"license {license_id}: must be 1 to {MAX_LICENSE_ID} (0 means unlicensed)")
+    check_unicode(customer, "customer")
     name = printable(str(path))
     with _locked(path) as fd:
         data = _read_all(fd)

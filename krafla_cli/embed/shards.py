@@ -101,6 +101,11 @@ class Report:
     speeds: Speeds = field(default_factory=Speeds)
 
     @property
+    def n_unreadable_files(self) -> int:
+        """Files in which nothing can be read, so that nobody knows how many texts they have."""
+        return len(self.faults.get(-1, ()))
+
+    @property
     def messages(self) -> list[str]:
         """The first faults, in the order of the corpus."""
         return [message for shard in sorted(self.faults) for message in self.faults[shard]][:_MAX_MESSAGES]
@@ -222,10 +227,14 @@ def _identity(document: dict[str, Any]) -> dict[str, Any]:
         "texts in a shard": document["texts_per_shard"],
         "number of files": len(corpus),
         **{
-            f"file {i} of the corpus": f"{f['n_bytes']} bytes, field {f['field']}, SHA-256 {f['sha256']}"
+            f"file {i} of the corpus": f"{f['n_bytes']} bytes, {_field_shown(f['field'])}, SHA-256 {f['sha256']}"
             for i, f in enumerate(corpus, 1)
         },
     }
+
+
+def _field_shown(name: str | None) -> str:
+    return "lines" if name is None else f"field {name!r}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -301,6 +310,7 @@ def _finish(job: Job, folder: Path, report: Report) -> None:
         "complete": True,
         "count": report.n_texts,
         "n_unreadable": report.n_unreadable,
+        "n_unreadable_files": report.n_unreadable_files,
         "unreadable": report.messages,
         "n_shards": report.n_shards,
     }

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from krafla_cli.errors import DataError, FileError, FormatError, ShapeError, UnsupportedError
 from krafla_cli.formats.faults import Fault
-from krafla_cli.formats.json_file import read_json_object
+from krafla_cli.formats.json_file import read_json_object, shown_json
 from krafla_cli.formats.lemb_layout import LAYOUT, MAGIC, MAX_MATRYOSHKA, Header, tensors
 from krafla_cli.formats.safetensors import SafetensorsFile
 from krafla_cli.formats.text import printable
@@ -114,14 +114,14 @@ def _size(config: Mapping[str, Any], key: str, name: str) -> int:
     value = config.get(key, 0)
     limit = (1 << 8 * LAYOUT[key].n_bytes) - 1
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
-        raise ShapeError(f"{name}: {key} must be 0 to {limit}, is {printable(repr(value), 40)}")
+        raise ShapeError(f"{name}: {key} must be 0 to {limit}, is {shown_json(value)}")
     return value
 
 
 def with_matryoshka(header: Header, dims: Any, name: str) -> Header:
     """``header`` with these Matryoshka widths. Raises ShapeError: no list of at most 8 sizes, unsorted, too large."""
     if not isinstance(dims, (list, tuple)) or not all(isinstance(d, int) and not isinstance(d, bool) for d in dims):
-        raise ShapeError(f"{name} must be a list of widths, is {printable(repr(dims), 40)}")
+        raise ShapeError(f"{name} must be a list of widths, is {shown_json(dims)}")
     if len(dims) > MAX_MATRYOSHKA:
         raise ShapeError(f"{name}: {len(dims)} widths, the format holds {MAX_MATRYOSHKA}")
     ascending = all(a < b for a, b in zip((0, *dims), dims, strict=False))

@@ -24,7 +24,10 @@ def vector_writer(path: Path) -> type[NpyWriter] | type[JsonLinesWriter]:
     """
     writers: dict[str, type[NpyWriter] | type[JsonLinesWriter]] = {".npy": NpyWriter, ".jsonl": JsonLinesWriter}
     if path.suffix not in writers:
-        raise UsageError(f"{printable(str(path))}: embeddings are written as .npy or .jsonl")
+        raise UsageError(
+            f"{printable(str(path))}: embeddings are written as .npy or .jsonl; "
+            "as Parquet shards, with -f FILE, into a folder that is there or whose name has no dot"
+        )
     return writers[path.suffix]
 
 

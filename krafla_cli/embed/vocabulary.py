@@ -13,6 +13,7 @@ from typing import Any
 
 from krafla_cli.errors import FileError, FormatError, UnsupportedError
 from krafla_cli.formats.cursor import map_file
+from krafla_cli.formats.json_file import shown_json
 from krafla_cli.formats.lemb_layout import TokenizerConfig
 from krafla_cli.formats.text import printable
 from krafla_cli.progress import Progress
@@ -80,7 +81,7 @@ def _lines(path: Path, name: str) -> tuple[str, ...]:
 def _flag(settings: Mapping[str, Any], key: str, name: str) -> bool | None:
     value = settings.get(key)
     if value is not None and not isinstance(value, bool):
-        raise FormatError(f"{name}: {key} must be true or false, is {printable(repr(value))}")
+        raise FormatError(f"{name}: {key} must be true or false, is {shown_json(value)}")
     return value
 
 
@@ -93,7 +94,7 @@ def _from_tokenizer_json(source: Source, progress: Progress) -> Vocabulary:
     kind = model.get("type")
     if kind != "WordPiece":
         raise UnsupportedError(
-            f"{source.name}: the tokenizer's model is {printable(str(kind))}, LEMB holds WordPiece vocabularies only"
+            f"{source.name}: the tokenizer's model is {_shown_type(kind)}, LEMB holds WordPiece vocabularies only"
         )
     lower_case, strip_accents = _normalizer_flags(source)
     _check_pre_tokenizer(source)
@@ -114,6 +115,10 @@ def _part(document: Mapping[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _shown_type(kind: Any) -> str:
+    return "missing" if kind is None else printable(str(kind))
+
+
 def _refuse(source: Source, what: str) -> UnsupportedError:
     return UnsupportedError(
         f"{source.name}: {what}; LEMB would tokenize otherwise. If the student was trained with BERT's tokenization, "
@@ -125,7 +130,7 @@ def _normalizer_flags(source: Source) -> tuple[bool, bool]:
     """lowercase and strip_accents of BERT's normalizer, whose other settings must be LEMB's."""
     normalizer = _part(source.document, "normalizer")
     if normalizer.get("type") != "BertNormalizer":
-        raise _refuse(source, f"the normalizer is {printable(str(normalizer.get('type')))}, not BertNormalizer")
+        raise _refuse(source, f"the normalizer is {_shown_type(normalizer.get('type'))}, not BertNormalizer")
     for key in ("clean_text", "handle_chinese_chars"):
         if normalizer.get(key) is not True:
             raise _refuse(source, f"the normalizer has {key} off")
@@ -137,7 +142,7 @@ def _normalizer_flags(source: Source) -> tuple[bool, bool]:
 def _check_pre_tokenizer(source: Source) -> None:
     kind = _part(source.document, "pre_tokenizer").get("type")
     if kind != "BertPreTokenizer":
-        raise _refuse(source, f"the pre-tokenizer is {printable(str(kind))}, not BertPreTokenizer")
+        raise _refuse(source, f"the pre-tokenizer is {_shown_type(kind)}, not BertPreTokenizer")
 
 
 def _all_ids(source: Source, model: Mapping[str, Any]) -> dict[str, int]:
@@ -178,7 +183,7 @@ def _check_template(source: Source, ids: Mapping[str, int], config: TokenizerCon
     elif post.get("type") == "TemplateProcessing":
         found = [_part(p, "SpecialToken").get("id") for p in post["single"]]
     elif post:
-        raise _refuse(source, f"the post-processor is {printable(str(post.get('type')))}")
+        raise _refuse(source, f"the post-processor is {_shown_type(post.get('type'))}")
     else:
         return
     if [ids.get(t) if t is not None else None for t in found] != [config.cls_token_id, None, config.sep_token_id]:

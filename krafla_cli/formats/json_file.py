@@ -23,8 +23,11 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _MEMORY_FACTOR, _MEMORY_FLOOR = 8, 48 << 20
 
 
-def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """The document in ``path``. Raises FileError (cannot be read), FormatError (not JSON, too large, too deep)."""
+def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_JSON_BYTES, strict: bool = False) -> Any:
+    """The document in ``path``; ``strict`` as for :func:`parse_json`.
+
+    Raises FileError (cannot be read), FormatError (not JSON, too large, too deep).
+    """
     name = printable(str(path))
     with open_regular(path) as f:
         n_bytes = os.fstat(f.fileno()).st_size
@@ -34,12 +37,14 @@ def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_JSON_BYTES) -> 
             data = f.read(n_bytes)
         except OSError as error:
             raise FileError(f"cannot read {name}: {os_reason(error)}") from error
-    return parse_json(data, name)
+    return parse_json(data, name, strict)
 
 
-def read_json_object(path: str | os.PathLike[str], max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+def read_json_object(
+    path: str | os.PathLike[str], max_bytes: int = MAX_JSON_BYTES, strict: bool = False
+) -> dict[str, Any]:
     """As :func:`read_json`, where the document must be an object ({...})."""
-    document = read_json(path, max_bytes)
+    document = read_json(path, max_bytes, strict)
     if not isinstance(document, dict):
         raise FormatError(f"{printable(str(path))}: must hold a JSON object, holds {shown_json(document)}")
     return document
@@ -59,13 +64,16 @@ def shown_json(value: Any, max_chars: int = 60) -> str:
     return printable(json.dumps(value), max_chars)
 
 
-def parse_json(data: bytes | memoryview, name: str) -> Any:
-    """The document in ``data``; ``name`` (already printable) is for errors. Raises FormatError."""
+def parse_json(data: bytes | memoryview, name: str, strict: bool = False) -> Any:
+    """The document in ``data``; ``name`` (already printable) is for errors. Raises FormatError.
+
+    ``strict`` refuses NaN and Infinity, which are no JSON, but which Python writes and checkpoints' configs hold.
+    """
     data = bytes(data)
     _check_size(data, name)
     _check_surrogates(data, name)
     try:
-        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=_unique_keys)
+        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=_unique_keys, **(_STRICT if strict else {}))
     except UnicodeDecodeError as error:
         raise FormatError(f"{name}: not UTF-8 at byte {error.start}") from error
     except json.JSONDecodeError as error:
@@ -74,7 +82,7 @@ def parse_json(data: bytes | memoryview, name: str) -> Any:
         raise FormatError(f"{name}: JSON nested too deeply") from error
     except _DuplicateKeyError as error:
         raise FormatError(f'{name}: key "{printable(str(error))}" occurs twice') from error
-    except ValueError as error:  # an integer with thousands of digits
+    except ValueError as error:  # an integer with thousands of digits, or what _refuse_constant refuses
         raise FormatError(f"{name}: not usable JSON: {printable(str(error))}") from error
 
 
@@ -111,6 +119,13 @@ def _depth(data: bytes) -> int:
 
 class _DuplicateKeyError(Exception):
     pass
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+_STRICT: dict[str, Any] = {"parse_constant": _refuse_constant}
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -378,7 +378,7 @@ def _check_metadata(content: memoryview, section: Section, report: Report) -> No
 def parse_metadata(content: bytes) -> dict[str, object] | None:
     """The metadata as an object; None if it is not JSON or no object."""
     try:
-        value = parse_json(content, "metadata")
+        value = parse_json(content, "metadata", strict=True)
     except FormatError:
         return None
     return value if isinstance(value, dict) else None

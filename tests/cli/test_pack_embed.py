@@ -130,6 +130,16 @@ def test_wrong_options(
     assert not Path("m.bin").exists()
 
 
+def test_metadata_is_json_for_other_programs(student: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("meta.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert pack(student, "-o", "m.bin", "--metadata", "meta.json") == 0
+    assert lemb.read("m.bin").metadata == b'{"a": 1}'
+    for value in ("NaN", "-Infinity"):
+        Path("meta.json").write_text(f'{{"eval": {{"stsb": {value}}}}}')
+        assert pack(student, "-o", "m.bin", "--force", "--metadata", "meta.json") == 1
+        assert f"meta.json: not usable JSON: {value} is no JSON number" in capsys.readouterr().err
+
+
 def test_failures_leave_nothing(student: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bert_tokenizer((*VOCAB[:-1], "ü" * 128)).save(str(student / "tokenizer.json"))
     assert pack(student, "-o", "m.bin") == 1

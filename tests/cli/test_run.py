@@ -133,6 +133,7 @@ def test_wrong_usage(run: Run, model: Path) -> None:
     assert "give one of" in _fails(run, model, "-p", "a", "--prompt-ids", "1", code=2)
     assert '--prompt-ids: "1.5" is no token id' in _fails(run, model, "--prompt-ids", "1,1.5", code=2)
     assert "top_p must be above 0 and at most 1, is 2" in _fails(run, model, "-p", "a", "--top-p", 2, code=2)
+    assert "2 files, takes one" in _fails(run, model, "-f", "a.txt", "-f", "b.txt", "--imatrix", "i.mli", code=2)
     assert "--append and --no-logits are for --imatrix" in _fails(run, model, "-p", "a", "--append", code=2)
     assert "device 'nonsense' cannot be used" in _fails(run, model, "-p", "a", "--device", "nonsense", code=2)
     assert "token id 999 is outside the vocabulary" in _fails(run, model, "--prompt-ids", "999")

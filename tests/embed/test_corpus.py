@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from krafla_cli.embed import corpus
-from krafla_cli.embed.corpus import Unreadable, expand, read_stretch, scan, stretches, texts_of
+from krafla_cli.embed.corpus import Unreadable, count_texts, expand, read_stretch, scan, stretches, texts_of
 from krafla_cli.errors import FileError, FormatError, InputError
 
 
@@ -112,12 +112,15 @@ def test_pipes_and_missing_files_are_no_corpus() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 7, 50])
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+)
 def test_stretches_of_parquet(step: int, kind: Any) -> None:
     texts = [f"text {i % 6}" for i in range(23)]
     path = write_parquet("t.parquet", pa.array(texts, pa.string()).cast(kind), rows=5)
     assert read_all(path, step) == texts
     assert list(texts_of([path], None)) == texts
+    assert count_texts([path], None) == 23
 
 
 def test_rows_that_cannot_be_read() -> None:
@@ -165,3 +168,13 @@ def test_a_damaged_page_loses_the_rows_from_there_on() -> None:
     assert fault.n_texts == 1000
     assert fault.message.startswith("t.parquet: rows 1001 to 2000: ")
     assert "\n" not in fault.message
+
+
+def test_a_page_that_is_not_what_its_checksum_says() -> None:
+    texts = [f"{i:08d}" for i in range(100)]
+    pq.write_table(pa.table({"text": texts}), "t.parquet", compression="none", write_page_checksum=True)
+    data = Path("t.parquet").read_bytes()
+    Path("t.parquet").write_bytes(data.replace(b"00000050", b"00000O50", 1))
+    (fault,) = read_all(Path("t.parquet"), 100)
+    assert isinstance(fault, Unreadable)
+    assert fault.n_texts == 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,27 @@ def test_a_mark_survives_small_changes_of_the_weights(tmp_path: Path) -> None:
     reference = embedder(write_student(tmp_path / "s", STATIC, 201), "fp32")
     suspect = embedder(perturbed(tmp_path / "p", STATIC, 201, 0.1), "int8", known[4])
     assert detect(suspect, reference, known).match == known[4]
+
+
+@pytest.mark.parametrize("widths", [(16,), (4, 8, 24), ()])
+def test_copies_with_other_matryoshka_widths_are_found(tmp_path: Path, widths: tuple[int, ...]) -> None:
+    # Their rotation has other blocks than the reference's widths make.
+    source, known = write_student(tmp_path / "s", STATIC, seed=200), licenses(200)
+    options = PackOptions(matryoshka=widths, license_id=3, fingerprint_key=known[3].key)
+    found = detect(Embedder(pack(source, options).model), embedder(source, "fp32"), known)
+    assert found.match == known[3]
+    assert found.scores[0].dims == (*widths, 32)
+    assert found.scores[0].total < 0.5
+    assert found.scores[1].evidence < MIN_EVIDENCE - 1
+
+
+def test_a_changed_header_hides_no_mark(tmp_path: Path) -> None:
+    source, known = write_student(tmp_path / "s", STATIC, seed=200), licenses(200)
+    copy = embedder(source, "int8", known[3]).model
+    header = replace(copy.header, n_matryoshka=0, matryoshka_dims=(0,) * 8)
+    found = detect(Embedder(replace(copy, header=header)), embedder(source, "fp32"), known)
+    assert found.match == known[3]
+    assert found.scores[0].dims == (8, 16, 32)
 
 
 def test_an_empty_registry_has_no_match(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from krafla_cli.embed import index as builder
@@ -35,8 +37,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def built(target: str = "ix", model: str = "m.bin", corpus: str = "t.txt", **options: Any) -> tuple[Manifest, int]:
-    return build(open_embedder(model), Path(model), Source(Path(corpus)), Path(target), **options)
+def built(
+    target: str = "ix", model: str = "m.bin", corpus: str = "t.txt", field: str | None = None, **options: Any
+) -> tuple[Manifest, int]:
+    return build(open_embedder(model), Path(model), Source(Path(corpus), field), Path(target), **options)
 
 
 def contents(folder: str) -> dict[str, bytes]:
@@ -96,6 +100,15 @@ def test_json_lines(folder: Path) -> None:
     manifest, _ = build(open_embedder("m.bin"), Path("m.bin"), Source(Path("t.jsonl"), "body"), Path("ix"))
     assert manifest.count == 1
     assert open_index("ix").text(0) == "two\nlines \0"
+
+
+def test_parquet(folder: Path) -> None:
+    pq.write_table(pa.table({"body": ["x", "two\nlines"]}), "t.parquet")
+    manifest, _ = built(corpus="t.parquet", field="body")
+    assert manifest.count == 2
+    assert open_index("ix").text(1) == "two\nlines"
+    with pytest.raises(FormatError, match=r"t\.parquet: has no column 'text'"):
+        built(target="other", corpus="t.parquet")
 
 
 # --- targets

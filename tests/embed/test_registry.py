@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from krafla_cli.embed.registry import add_license, key_of_license, read_key_file, read_registry
-from krafla_cli.errors import DataError, FileError, FormatError
+from krafla_cli.errors import DataError, FileError, FormatError, InputError
 from krafla_cli.progress import Progress
 
 HEX = "0f" * 32
@@ -67,6 +67,14 @@ def test_license_ids_fit_the_header(tmp_path: Path, license_id: int) -> None:
     with pytest.raises(DataError, match="must be 1 to 4294967295"):
         add_license(tmp_path / "keys.jsonl", license_id, "x")
     assert not (tmp_path / "keys.jsonl").exists()
+
+
+def test_a_customer_that_is_no_text_does_not_spoil_the_registry(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    with pytest.raises(InputError, match=r"customer: .* at character 1 is no character"):
+        add_license(path, 1, "x\udcff")  # what Python makes of a byte of a command line that is not UTF-8
+    add_license(path, 2, "y")
+    assert list(read_registry(path)) == [2]
 
 
 def test_a_loose_mode_is_tightened_or_warned_about(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def test_manifest(readable: list[str]) -> None:
         "complete": True,
         "count": 119,
         "n_unreadable": 3,
+        "n_unreadable_files": 1,
         "unreadable": FAULTS,
         "n_shards": N_SHARDS,
     }
@@ -158,11 +159,11 @@ def _other_model() -> None:
         (None, {"dims": 4}, "dims: 12 there, 4 now"),
         (None, {"texts_per_shard": 17}, "texts in a shard: 16 there, 17 now"),
         (None, {"patterns": ["a.txt"]}, "number of files: 4 there, 1 now"),
-        (None, {"patterns": ["b.jsonl", "a.txt", "*.parquet"]}, r"file 1 of the corpus: \d+ bytes, field None, SHA-"),
+        (None, {"patterns": ["b.jsonl", "a.txt", "*.parquet"]}, r"file 1 of the corpus: \d+ bytes, lines, SHA-"),
         (
             lambda: Path("a.txt").write_text("new\n"),
             {},
-            r"file 1 of the corpus: .* there, 4 bytes, field None",
+            r"file 1 of the corpus: .* there, 4 bytes, lines",
         ),
         (lambda: Path("out/manifest.json").write_text("{}"), {}, r"out/manifest\.json is no manifest of embeddings"),
     ],

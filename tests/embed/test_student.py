@@ -122,6 +122,17 @@ def test_broken_torch_files(tmp_path: Path, content: bytes) -> None:
         read_student(folder)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "the file is empty"), (b"hello world" * 9, "its content is damaged, or of another kind")],
+)
+def test_what_is_no_torch_file_is_said_in_words(tmp_path: Path, content: bytes, words: str) -> None:
+    folder = torch_student(tmp_path / "s", {})
+    (folder / "student.pt").write_bytes(content)
+    with pytest.raises(FormatError, match=rf"student\.pt: no readable torch checkpoint: {words}$"):
+        read_student(folder)
+
+
 def test_torch_files_with_something_else(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="must hold a state dict, holds a list"):
         read_student(torch_student(tmp_path / "a", [1, 2]))
@@ -218,8 +229,8 @@ def test_float64_beyond_float32(tmp_path: Path) -> None:
         ({"d_model": 18}, "d_model must be a multiple of 4, is 18"),
         ({"d_model": 0}, "d_model must be at least 1, is 0"),
         ({"d_model": 65536}, "d_model must be 0 to 65535, is 65536"),
-        ({"d_model": "16"}, "d_model must be 0 to 65535, is '16'"),
-        ({"n_layers": True}, "n_layers must be 0 to 255, is True"),
+        ({"d_model": "16"}, 'd_model must be 0 to 65535, is "16"'),
+        ({"n_layers": True}, "n_layers must be 0 to 255, is true"),
         ({"n_layers": 1.5}, r"n_layers must be 0 to 255, is 1\.5"),
         ({"n_layers": -1}, "n_layers must be 0 to 255, is -1"),
         ({"n_heads": 3}, "n_heads must divide d_model, is 3"),
@@ -234,13 +245,20 @@ def test_float64_beyond_float32(tmp_path: Path) -> None:
         ({"matryoshka_dims": [0, 4]}, "matryoshka_dims must ascend from at least 1"),
         ({"matryoshka_dims": [1, 2, 3, 4, 5, 6, 7, 8, 9]}, "9 widths, the format holds 8"),
         ({"matryoshka_dims": 4}, "matryoshka_dims must be a list of widths, is 4"),
-        ({"matryoshka_dims": ["4"]}, "matryoshka_dims must be a list of widths"),
+        ({"matryoshka_dims": ["4", True]}, r'matryoshka_dims must be a list of widths, is \["4", true\]'),
     ],
 )
 def test_config_values(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     folder = write_student(tmp_path / "s")
     (folder / "config.json").write_text(json.dumps(config_of(header_of()) | change))
     with pytest.raises(ShapeError, match=words):
+        read_student(folder)
+
+
+def test_a_config_null_is_said_as_json_says_it(tmp_path: Path) -> None:
+    folder = write_student(tmp_path / "s")
+    (folder / "config.json").write_text(json.dumps(config_of(header_of()) | {"n_heads": None}))
+    with pytest.raises(ShapeError, match="n_heads must be 0 to 255, is null"):
         read_student(folder)
 
 

@@ -101,6 +101,10 @@ def _no_normalizer(t: Tokenizer) -> None:
     t.normalizer = NFD()
 
 
+def _no_normalizer_at_all(t: Tokenizer) -> None:
+    t.normalizer = None
+
+
 def _no_cleaning(t: Tokenizer) -> None:
     t.normalizer = BertNormalizer(clean_text=False)
 
@@ -125,6 +129,7 @@ def _other_template(t: Tokenizer) -> None:
     ("change", "words"),
     [
         (_no_normalizer, "the normalizer is NFD, not BertNormalizer"),
+        (_no_normalizer_at_all, "the normalizer is missing, not BertNormalizer"),
         (_no_cleaning, "the normalizer has clean_text off"),
         (_no_cjk, "the normalizer has handle_chinese_chars off"),
         (_whitespace, "the pre-tokenizer is Whitespace, not BertPreTokenizer"),
@@ -226,7 +231,7 @@ def test_vocab_txt_takes_flags_from_its_config(tmp_path: Path) -> None:
     assert (found.lower_case, found.strip_accents) == (True, True)
     found = read_vocabulary(vocab_txt(tmp_path, text, do_lower_case=True, strip_accents=False), SILENT)
     assert (found.lower_case, found.strip_accents) == (True, False)
-    with pytest.raises(FormatError, match="do_lower_case must be true or false, is 'yes'"):
+    with pytest.raises(FormatError, match='do_lower_case must be true or false, is "yes"'):
         read_vocabulary(vocab_txt(tmp_path, text, do_lower_case="yes"), SILENT)
 
 

@@ -461,7 +461,7 @@ def test_all_faults_are_listed(valid: Path, tmp_path: Path) -> None:
     assert found == {"unk_token_id", "embedding.weight", "projection.weight"}
 
 
-@pytest.mark.parametrize("metadata", [b"{", b"[1]", b"\xff", b"[" * 100_000, b""])
+@pytest.mark.parametrize("metadata", [b"{", b'{"a": NaN}', b"[1]", b"\xff", b"[" * 100_000, b""])
 def test_bad_metadata_is_a_warning(valid: Path, tmp_path: Path, metadata: bytes) -> None:
     raw = RawFile.of(valid).replace(8, metadata)
     (tmp_path / "m.bin").write_bytes(raw.to_bytes())
