@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from krafla_cli.kernels.features import AVX512
+from krafla_cli.kernels.attention_blocks import BLOCK_ROWS, PAIR, score_block, sum_block
 from krafla_cli.kernels.functions import exp, exp_of_negative, soft_cap
 from krafla_cli.kernels.inline import inline
 from krafla_cli.kernels.operations import ATTENTION_ROWS, CHUNK, LANES
@@ -34,12 +34,9 @@ from krafla_cli.kernels.simd import (
     sum_f32,
     zero_f32,
 )
-from krafla_cli.kernels.simd_types import F32x8, F32x16, Operands, Pointer
-from krafla_cli.kernels.simd_wide import first_half, load_f32x16, second_half, spread_f32x16, store_f32x16
+from krafla_cli.kernels.simd_types import F32x8, Operands, Pointer
 from krafla_cli.kernels.threads import next_unit
 
-_PAIR = 2 * LANES  # positions, or dimensions, that a block of rows is multiplied with
-_BLOCK_ROWS = 8 if AVX512 else 4  # rows of a block: as many sums as the registers hold
 _NONE = np.float32(-np.inf)
 
 
@@ -166,7 +163,7 @@ def _row_offset(a: Operands, kv_head: int, row: int) -> int:
 @inline
 def _gather_queries(a: Operands, kv_head: int, first: int, n: int, queries: Pointer) -> None:
     """Rows ``first`` to first + n, times the score factor, and zeros up to whole blocks of rows: [rows, head_dim]."""
-    for r in range((n + _BLOCK_ROWS - 1) // _BLOCK_ROWS * _BLOCK_ROWS):
+    for r in range((n + BLOCK_ROWS - 1) // BLOCK_ROWS * BLOCK_ROWS):
         row = advance(queries, r * a.head_dim)
         q = advance(a.q, _row_offset(a, kv_head, first + min(r, n - 1)))
         for i in range(a.head_dim):
@@ -300,69 +297,13 @@ def _score_rows(
         for i in range(start // LANES * LANES, end, 4 * LANES):
             _score_2(a, n, i, keys, queries, scores, load)
         return
-    for i in range(start // LANES * LANES, end, _PAIR):
+    for i in range(start // LANES * LANES, end, PAIR):
         for d in range(a.head_dim):
             o = i * a.head_dim + d * LANES
-            store_f32(wide, d * _PAIR, load(keys, o))
-            store_f32(wide, d * _PAIR + LANES, load(keys, o + a.head_dim * LANES))
-        for r in range(0, n, _BLOCK_ROWS):
-            _score_block(a.head_dim, advance(queries, r * a.head_dim), wide, advance(scores, r * CHUNK + i))
-
-
-@inline
-def _score_4(n: int, q: Pointer, keys: Pointer, scores: Pointer) -> None:
-    """4 rows, 16 positions."""
-    s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero_f32()
-    for d in range(n):
-        first = load_f32(keys, d * _PAIR)
-        second = load_f32(keys, d * _PAIR + LANES)
-        x = spread_f32(q[d])
-        s0 = fma(x, first, s0)
-        t0 = fma(x, second, t0)
-        x = spread_f32(q[d + n])
-        s1 = fma(x, first, s1)
-        t1 = fma(x, second, t1)
-        x = spread_f32(q[d + 2 * n])
-        s2 = fma(x, first, s2)
-        t2 = fma(x, second, t2)
-        x = spread_f32(q[d + 3 * n])
-        s3 = fma(x, first, s3)
-        t3 = fma(x, second, t3)
-    store_f32(scores, 0, s0)
-    store_f32(scores, LANES, t0)
-    store_f32(scores, CHUNK, s1)
-    store_f32(scores, CHUNK + LANES, t1)
-    store_f32(scores, 2 * CHUNK, s2)
-    store_f32(scores, 2 * CHUNK + LANES, t2)
-    store_f32(scores, 3 * CHUNK, s3)
-    store_f32(scores, 3 * CHUNK + LANES, t3)
-
-
-@inline
-def _score_8(n: int, q: Pointer, keys: Pointer, scores: Pointer) -> None:
-    """8 rows, 16 positions."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = spread_f32x16(np.float32(0))
-    for d in range(n):
-        key = load_f32x16(keys, d * _PAIR)
-        s0 = fma(spread_f32x16(q[d]), key, s0)
-        s1 = fma(spread_f32x16(q[d + n]), key, s1)
-        s2 = fma(spread_f32x16(q[d + 2 * n]), key, s2)
-        s3 = fma(spread_f32x16(q[d + 3 * n]), key, s3)
-        s4 = fma(spread_f32x16(q[d + 4 * n]), key, s4)
-        s5 = fma(spread_f32x16(q[d + 5 * n]), key, s5)
-        s6 = fma(spread_f32x16(q[d + 6 * n]), key, s6)
-        s7 = fma(spread_f32x16(q[d + 7 * n]), key, s7)
-    store_f32x16(scores, 0, s0)
-    store_f32x16(scores, CHUNK, s1)
-    store_f32x16(scores, 2 * CHUNK, s2)
-    store_f32x16(scores, 3 * CHUNK, s3)
-    store_f32x16(scores, 4 * CHUNK, s4)
-    store_f32x16(scores, 5 * CHUNK, s5)
-    store_f32x16(scores, 6 * CHUNK, s6)
-    store_f32x16(scores, 7 * CHUNK, s7)
-
-
-_score_block = _score_8 if AVX512 else _score_4
+            store_f32(wide, d * PAIR, load(keys, o))
+            store_f32(wide, d * PAIR + LANES, load(keys, o + a.head_dim * LANES))
+        for r in range(0, n, BLOCK_ROWS):
+            score_block(a.head_dim, advance(queries, r * a.head_dim), wide, advance(scores, r * CHUNK + i))
 
 
 @inline
@@ -419,11 +360,11 @@ def _sum_values(
         first = g * a.n_ctx
         second = min(g + 1, n_groups - 1) * a.n_ctx
         for i in range(start, end):
-            store_f32(wide, i * _PAIR, load(values, (first + i) * LANES))
-            store_f32(wide, i * _PAIR + LANES, load(values, (second + i) * LANES))
-        for r in range(0, n, _BLOCK_ROWS):
+            store_f32(wide, i * PAIR, load(values, (first + i) * LANES))
+            store_f32(wide, i * PAIR + LANES, load(values, (second + i) * LANES))
+        for r in range(0, n, BLOCK_ROWS):
             out = advance(parts, r * _part_floats(a) + LANES)
-            _sum_block(
+            sum_block(
                 start,
                 end,
                 advance(weights, r * CHUNK),
@@ -433,72 +374,6 @@ def _sum_values(
                 min(g + 1, n_groups - 1) * LANES,
                 _part_floats(a),
             )
-
-
-@inline
-def _sum_4(
-    start: int, end: int, weights: Pointer, values: Pointer, out: Pointer, o: int, o_second: int, part: int
-) -> None:
-    """4 rows, 16 dimensions."""
-    s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero_f32()
-    for i in range(start, end):
-        first = load_f32(values, i * _PAIR)
-        second = load_f32(values, i * _PAIR + LANES)
-        w = spread_f32(weights[i])
-        s0 = fma(w, first, s0)
-        t0 = fma(w, second, t0)
-        w = spread_f32(weights[i + CHUNK])
-        s1 = fma(w, first, s1)
-        t1 = fma(w, second, t1)
-        w = spread_f32(weights[i + 2 * CHUNK])
-        s2 = fma(w, first, s2)
-        t2 = fma(w, second, t2)
-        w = spread_f32(weights[i + 3 * CHUNK])
-        s3 = fma(w, first, s3)
-        t3 = fma(w, second, t3)
-    store_f32(out, o, s0)
-    store_f32(out, o_second, t0)
-    store_f32(out, o + part, s1)
-    store_f32(out, o_second + part, t1)
-    store_f32(out, o + 2 * part, s2)
-    store_f32(out, o_second + 2 * part, t2)
-    store_f32(out, o + 3 * part, s3)
-    store_f32(out, o_second + 3 * part, t3)
-
-
-@inline
-def _sum_8(
-    start: int, end: int, weights: Pointer, values: Pointer, out: Pointer, o: int, o_second: int, part: int
-) -> None:
-    """8 rows, 16 dimensions."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = spread_f32x16(np.float32(0))
-    for i in range(start, end):
-        value = load_f32x16(values, i * _PAIR)
-        s0 = fma(spread_f32x16(weights[i]), value, s0)
-        s1 = fma(spread_f32x16(weights[i + CHUNK]), value, s1)
-        s2 = fma(spread_f32x16(weights[i + 2 * CHUNK]), value, s2)
-        s3 = fma(spread_f32x16(weights[i + 3 * CHUNK]), value, s3)
-        s4 = fma(spread_f32x16(weights[i + 4 * CHUNK]), value, s4)
-        s5 = fma(spread_f32x16(weights[i + 5 * CHUNK]), value, s5)
-        s6 = fma(spread_f32x16(weights[i + 6 * CHUNK]), value, s6)
-        s7 = fma(spread_f32x16(weights[i + 7 * CHUNK]), value, s7)
-    _store_16(out, o, o_second, s0)
-    _store_16(out, o + part, o_second + part, s1)
-    _store_16(out, o + 2 * part, o_second + 2 * part, s2)
-    _store_16(out, o + 3 * part, o_second + 3 * part, s3)
-    _store_16(out, o + 4 * part, o_second + 4 * part, s4)
-    _store_16(out, o + 5 * part, o_second + 5 * part, s5)
-    _store_16(out, o + 6 * part, o_second + 6 * part, s6)
-    _store_16(out, o + 7 * part, o_second + 7 * part, s7)
-
-
-@inline
-def _store_16(out: Pointer, first: int, second: int, x: F32x16) -> None:
-    store_f32(out, first, first_half(x))
-    store_f32(out, second, second_half(x))
-
-
-_sum_block = _sum_8 if AVX512 else _sum_4
 
 
 @inline

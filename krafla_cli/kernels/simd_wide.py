@@ -119,7 +119,7 @@ def load_halves(typingctx: Any, p: Any, i: Any) -> Typed:
         for block in range(4):
             parts.append(builder.load(builder.gep(start, [ir.Constant(I32, 2 * block)])))
             parts[-1].align = 1
-        low, high = (shuffle(builder, *pair, range(32)) for pair in (parts[:2], parts[2:]))
+        low, high = (shuffle(builder, parts[k], parts[k + 1], range(32)) for k in (0, 2))
         return shuffle(builder, low, high, range(64))
 
     return i8x64(p, types.intp), build
