@@ -20,7 +20,7 @@ LAYERS = [
     {"formats", "pool"},
     {"cluster"},
     {"kernels"},
-    {"rope", "quant", "parts", "torch_file"},
+    {"rope", "quant", "parts", "torch_file", "globs"},
     {"tokenizer"},
     {"convert", "export", "runtime", "embed", "report"},
     {"cli", "__init__"},

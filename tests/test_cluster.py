@@ -20,9 +20,9 @@ import ray
 from krafla_cli import cluster
 from krafla_cli.cli import invoke as run
 from krafla_cli.cluster import ClusterError, RayPool, ray_pool
-from krafla_cli.embed.corpus import expand
 from krafla_cli.embed.shards import Options, embed_corpus
 from krafla_cli.errors import DataError, FormatError, UsageError
+from krafla_cli.globs import expand
 from krafla_cli.pool import Done, LocalPool, Pool
 from krafla_cli.progress import Progress
 from tests.embed.jobs import FAULTS, N_SHARDS, texts, tree, write_corpus, write_model

@@ -67,18 +67,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 force_option = click.option("--force", is_flag=True, help="Overwrite the output if it exists.")
 
 
-def _one_file(ctx: click.Context, param: click.Parameter, values: tuple[Path, ...]) -> Path | None:
-    """The one value of -f. click would take the last of several and drop the others without a word."""
-    if len(values) > 1:
-        raise click.BadParameter(f"{len(values)} files, takes one; `cat` several into it: cat FILES | mlb ... -f -")
-    return values[0] if values else None
-
-
-def text_file_option(help_text: str, required: bool = False) -> Callable[[F], F]:
-    """Adds -f FILE, given once (None when not given)."""
-    return click.option(
-        "-f", "--file", "file", type=FILE_PATH, multiple=True, callback=_one_file, required=required, help=help_text
-    )
+def text_files_option(help_text: str, required: bool = False) -> Callable[[F], F]:
+    """Adds -f FILE, any number of times, as ``files`` (empty when not given)."""
+    return click.option("-f", "--file", "files", type=FILE_PATH, multiple=True, required=required, help=help_text)
 
 
 def threads_option(default_text: str = "physical cores") -> Callable[[F], F]:

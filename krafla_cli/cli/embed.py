@@ -82,9 +82,10 @@ def _embed(
     from krafla_cli.embed.threads import limit_library_threads
 
     n_threads = limit_library_threads(threads)
-    from krafla_cli.embed.corpus import count_texts, expand
+    from krafla_cli.embed.corpus import count_texts
     from krafla_cli.embed.embedder import open_embedder
     from krafla_cli.formats.atomic import check_target
+    from krafla_cli.globs import expand
 
     paths = expand([str(file) for file in files])
     inputs = (model, *paths)

@@ -35,8 +35,8 @@ def embed_to_shards(
     n_threads = limit_library_threads(threads if ray is None else threads or 1)
     progress = TerminalProgress()
     with open_pool(ray, workers, n_threads, progress) as pool:
-        from krafla_cli.embed.corpus import expand
         from krafla_cli.embed.shards import TEXTS_PER_SHARD, Options, embed_corpus
+        from krafla_cli.globs import expand
 
         options = Options(model, dims, field, shard_texts or TEXTS_PER_SHARD, n_threads, strict)
         paths = expand([str(file) for file in files])

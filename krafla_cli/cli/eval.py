@@ -19,7 +19,7 @@ from krafla_cli.cli.common import (
     open_pool,
     print_json,
     ray_options,
-    text_file_option,
+    text_files_option,
 )
 from krafla_cli.progress import SILENT
 
@@ -34,7 +34,7 @@ _DEFAULT_WINDOW = 512
 
 @click.command("eval")
 @click.argument("models", nargs=-1, required=True, type=FILE_PATH)
-@text_file_option("Text: a file, a pipe, or -.", required=True)
+@text_files_option("Text: a file, a pipe, or -; a glob, or again: one text of all.", required=True)
 @click.option("--baseline", type=FILE_PATH, help="Compare with this .mlb, folder or .gguf.")
 @click.option(
     "--windows",
@@ -52,7 +52,7 @@ _DEFAULT_WINDOW = 512
 @common_options
 def command(
     models: tuple[Path, ...],
-    file: Path,
+    files: tuple[Path, ...],
     baseline: Path | None,
     method: str,
     stride: int | None,
@@ -72,13 +72,13 @@ def command(
     Windows are --ctx positions wide. A Hugging Face folder runs on the reference engine in float32.
     """
     from krafla_cli.runtime.evaluation import evaluate_windows
-    from krafla_cli.runtime.prompt import read_text
+    from krafla_cli.runtime.prompt import read_texts
 
     if stride is not None and method != "sliding":
         raise click.UsageError("--stride is for --windows sliding")
     progress = TerminalProgress()
     with open_pool(ray, workers, engine["threads"], progress) as pool:
-        text = read_text(file)
+        text = read_texts(files)
         opened = _open(models, n_ctx, engine, progress)
         width = min(model.engine.n_ctx for model in opened)
         if width < 2:

@@ -24,7 +24,7 @@ from krafla_cli.cli.common import (
     print_json,
     ray_options,
     speed,
-    text_file_option,
+    text_files_option,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _TEMPLATES = ("chatml", "llama3", "gemma", "mistral", "smollm", "qwen3.5")
 @click.command("run")
 @click.argument("model", type=FILE_PATH)
 @click.option("-p", "--prompt", "turn", help="One user turn, through the model's chat template where it has one.")
-@text_file_option("Raw text: a file, a pipe, or - (stdin).")
+@text_files_option("Raw text: a file, a pipe, or - (stdin); a glob, or again: one text of all.")
 @click.option("--prompt-ids", "prompt_ids", metavar="1,5,7", help="Token ids instead of text.")
 @click.option("--chat", is_flag=True, help="A conversation in the terminal; /help there shows its commands.")
 @click.option("--system", metavar="TEXT", help="System message, before the first turn.")
@@ -89,7 +89,7 @@ class _Command:
 
     model: Path
     turn: str | None
-    file: Path | None
+    files: tuple[Path, ...]
     prompt_ids: str | None
     chat: bool
     system: str | None
@@ -139,7 +139,7 @@ class _Command:
         from krafla_cli.formats.atomic import check_target
         from krafla_cli.runtime.sampling import resolve
 
-        if sum(p is not None for p in (self.turn, self.file, self.prompt_ids)) + self.chat != 1:
+        if sum(p is not None for p in (self.turn, self.files or None, self.prompt_ids)) + self.chat != 1:
             raise click.UsageError("give one of -p TEXT, -f FILE and --prompt-ids IDS, or --chat")
         self._check_chat()
         if "" in self.stops:
@@ -160,9 +160,10 @@ class _Command:
     def _inputs(self) -> tuple[Path, ...]:
         """Files that are read, and so never written over: the model, what lies beside it, texts and tokenizers."""
         from krafla_cli.formats.sidecar import files_beside
+        from krafla_cli.globs import expand
 
-        given = [self.file, Path(self.tokenizer) if self.tokenizer else None]
-        return (self.model, *files_beside(self.model), *(p for p in given if p is not None))
+        given = (*expand([str(f) for f in self.files]), *([Path(self.tokenizer)] if self.tokenizer else []))
+        return (self.model, *files_beside(self.model), *given)
 
     def _check_chat(self) -> None:
         others = (self.raw, self.ignore_eos, self.as_json, self.imatrix is not None, self.logits_path is not None)
@@ -275,12 +276,12 @@ class _Command:
         Session(chat, self.force, self.stats).run()
 
     def _encode(self, model: Model) -> list[int]:
-        from krafla_cli.runtime.prompt import parse_ids, read_text
+        from krafla_cli.runtime.prompt import parse_ids, read_texts
 
         if self.prompt_ids is not None:
             return parse_ids(self.prompt_ids)
-        if self.file is not None:
-            return model.encode(read_text(self.file), raw=True)
+        if self.files:
+            return model.encode(read_texts(self.files), raw=True)
         if model.companions.settings is None and self.template is None and not self.raw:
             note(model.companions.no_settings)
         if not self.system and not self.no_think:
@@ -332,10 +333,10 @@ class _Command:
 
     def _encode_for_windows(self, model: Model) -> tuple[list[int], list[int]]:
         """The ids that start each window, and those of the text."""
-        from krafla_cli.runtime.prompt import read_text
+        from krafla_cli.runtime.prompt import read_texts
 
-        if self.file is not None:
-            return model.encode_text(read_text(self.file))
+        if self.files:
+            return model.encode_text(read_texts(self.files))
         return [], self._encode(model)
 
 

@@ -6,11 +6,9 @@ shard begins, and hashes the file, so that a job that is started again knows whe
 
 from __future__ import annotations
 
-import glob
 import hashlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,24 +28,6 @@ from krafla_cli.formats.text import printable
 PARQUET_SUFFIXES = (".parquet", ".pq")
 MAX_LINE_BYTES = 16 << 20
 _BLOCK_BYTES = 1 << 20
-
-
-def expand(patterns: Sequence[str]) -> list[Path]:
-    """The files that ``patterns`` (names, or globs; ``**`` crosses folders) mean: pattern by pattern, each sorted.
-
-    A file is taken once, where it is first named. Raises InputError for a glob that matches no file.
-    """
-    return list(dict.fromkeys(chain.from_iterable(_matches(pattern) for pattern in patterns)))
-
-
-def _matches(pattern: str) -> list[Path]:
-    if Path(pattern).exists() or not glob.has_magic(pattern):
-        return [Path(pattern)]
-    names = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - a pattern may be absolute
-    found = [path for path in map(Path, names) if path.is_file()]
-    if not found:
-        raise InputError(f"no file matches {printable(pattern)!r}")
-    return found
 
 
 def is_parquet(path: Path) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from krafla_cli.errors import FileError, InputError, UsageError, os_reason
 from krafla_cli.formats.text import printable
+from krafla_cli.globs import expand
 
 
 def read_text(path: Path) -> str:
@@ -24,6 +26,14 @@ def read_text(path: Path) -> str:
         raise FileError(f"cannot read {name}: {os_reason(error)}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{name}: not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}") from error
+
+
+def read_texts(patterns: Sequence[Path]) -> str:
+    """The texts of all files that ``patterns`` (names, or globs) mean, one after the other with nothing between them.
+
+    Raises as :func:`read_text`, and InputError for a glob that matches no file.
+    """
+    return "".join(read_text(path) for path in expand([str(pattern) for pattern in patterns]))
 
 
 def parse_ids(text: str) -> list[int]:

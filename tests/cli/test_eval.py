@@ -101,8 +101,8 @@ def test_wrong_usage(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[s
     assert (code, "--stride is for --windows sliding" in err) == (2, True)
     code, _out, err = _eval(capsys, model, other, "-f", text, "--ctx", 16, "--stride", 17)
     assert (code, err) == (1, "mlb: error: a stride of 17 with windows of 16 positions: must be 1 to 16\n")
-    code, _out, err = _eval(capsys, model, "-f", text, "-f", text)  # not the last of them alone
-    assert (code, "2 files, takes one; `cat` several into it" in err) == (2, True)
+    code, _out, err = _eval(capsys, model, "-f", tmp_path / "*.none")
+    assert (code, "no file matches" in err) == (1, True)
     code, _out, err = _eval(capsys, model, "-f", tmp_path / "none.txt")
     assert (code, "cannot read" in err) == (1, True)
     (tmp_path / "empty.txt").write_text("")

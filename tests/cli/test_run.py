@@ -133,7 +133,6 @@ def test_wrong_usage(run: Run, model: Path) -> None:
     assert "give one of" in _fails(run, model, "-p", "a", "--prompt-ids", "1", code=2)
     assert '--prompt-ids: "1.5" is no token id' in _fails(run, model, "--prompt-ids", "1,1.5", code=2)
     assert "top_p must be above 0 and at most 1, is 2" in _fails(run, model, "-p", "a", "--top-p", 2, code=2)
-    assert "2 files, takes one" in _fails(run, model, "-f", "a.txt", "-f", "b.txt", "--imatrix", "i.mli", code=2)
     assert "--append and --no-logits are for --imatrix" in _fails(run, model, "-p", "a", "--append", code=2)
     assert "device 'nonsense' cannot be used" in _fails(run, model, "-p", "a", "--device", "nonsense", code=2)
     assert "token id 999 is outside the vocabulary" in _fails(run, model, "--prompt-ids", "999")
@@ -319,6 +318,16 @@ def test_imatrix(run: Run, model: Path, tmp_path: Path) -> None:
     document = _document(run, *args, "--force", "-n", 2)
     assert document["generated_tokens"] == 2
     assert read(target).layer_tokens == n_tokens
+
+
+def test_an_imatrix_of_many_files_is_that_of_one_text(run: Run, model: Path, tmp_path: Path) -> None:
+    for name, text in (("b1.txt", "the cat sat"), ("b2.txt", " on the mat"), ("c.txt", " and sat"), ("a.txt", "all")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "whole.txt").write_text("the cat sat on the mat and sat")
+    many = ("-f", tmp_path / "b*.txt", "-f", tmp_path / "c.txt")
+    assert run(model, *many, "--imatrix", tmp_path / "many.mli", "--ctx", 16)[0] == 0
+    assert run(model, "-f", tmp_path / "whole.txt", "--imatrix", tmp_path / "one.mli", "--ctx", 16)[0] == 0
+    assert (tmp_path / "many.mli").read_bytes() == (tmp_path / "one.mli").read_bytes()
 
 
 def test_a_broken_activation_leaves_the_older_file(run: Run, tmp_path: Path) -> None:

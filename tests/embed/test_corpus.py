@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from krafla_cli.embed import corpus
-from krafla_cli.embed.corpus import Unreadable, count_texts, expand, read_stretch, scan, stretches, texts_of
-from krafla_cli.errors import FileError, FormatError, InputError
+from krafla_cli.embed.corpus import Unreadable, count_texts, read_stretch, scan, stretches, texts_of
+from krafla_cli.errors import FileError, FormatError
 
 
 @pytest.fixture(autouse=True)
@@ -33,20 +33,6 @@ def read_all(path: Path, step: int, field: str | None = None) -> list[str | Unre
     source = scan(path.absolute(), str(path), field, step)
     parts = [[text for _, text in read_stretch(s)] for s in reversed(list(stretches(source, step)))]
     return [text for part in reversed(parts) for text in part]
-
-
-# --- which files
-
-
-def test_globs_are_sorted_and_each_file_is_taken_once() -> None:
-    for name in ("b.txt", "a.txt", "c.md", "[x].txt"):
-        Path(name).touch()
-    Path("d.txt").mkdir()
-    assert [str(p) for p in expand(["b.txt", "*.txt", "*.md"])] == ["b.txt", "[x].txt", "a.txt", "c.md"]
-    assert expand(["[x].txt"]) == [Path("[x].txt")]  # a file of that name before a pattern
-    assert expand(["none.txt"]) == [Path("none.txt")]  # told when it is opened
-    with pytest.raises(InputError, match=r"no file matches '\*\.jsonl'"):
-        expand(["*.jsonl"])
 
 
 # --- lines
