@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from krafla_cli.formats.text import printable
 
 _MAX_CONFIG_BYTES = 16 << 20
 _MAX_LAYERS = 65536
+_MAX_INTEGER = 2**53  # exact as a float; no size of a model comes near
 
 
 class ModelConfig:
@@ -69,6 +71,8 @@ class ModelConfig:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
         if not is_number or value != int(value) or value < least:
             raise self.error(key, f"must be a whole number of at least {least}, is {shown_json(value)}")
+        if value > _MAX_INTEGER:
+            raise self.error(key, f"must be at most {_MAX_INTEGER}, is {shown_json(value)}")
         return int(value)
 
     def number(self, key: str) -> float:
@@ -85,9 +89,16 @@ class ModelConfig:
 
     def checked_number(self, key: str, value: Any) -> float:
         """``value`` of ``key`` as a finite number."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
             raise self.error(key, f"must be a finite number, is {shown_json(value)}")
         return float(value)
+
+    def checked_positive(self, key: str, value: Any) -> float:
+        """``value`` of ``key`` as a finite number above 0."""
+        number = self.checked_number(key, value)
+        if number <= 0:
+            raise self.error(key, f"must be above 0, is {shown_json(value)}")
+        return number
 
     def norm_eps(self) -> float:
         """rms_norm_eps: what is added to a mean square, which no model makes larger than 1."""

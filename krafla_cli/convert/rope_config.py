@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any
 
 from krafla_cli.convert.config import ModelConfig
+from krafla_cli.formats.json_file import shown_json
 from krafla_cli.formats.mlb import ROPE_LINEAR, ROPE_LLAMA3, ROPE_PLAIN, ROPE_YARN
 from krafla_cli.formats.text import printable
 from krafla_cli.rope import yarn_bounds
 
+_MAX_ROTATIONS = 2**31
 FULL, SLIDING = "full_attention", "sliding_attention"
 _NO_SCALING = ("default", "mrope", None)  # mrope: three position streams, all the same for text
 
@@ -62,9 +65,12 @@ def rope_params(config: ModelConfig, layer_type: str) -> Mapping[str, Any]:
     return params
 
 
-def rope_scheme(config: ModelConfig, params: Mapping[str, Any]) -> Any:
+def rope_scheme(config: ModelConfig, params: Mapping[str, Any]) -> str | None:
     """The value of rope_type or type; both may be given if they agree."""
     new, old = params.get("rope_type"), params.get("type")
+    for key, value in (("rope_type", new), ("type", old)):
+        if not isinstance(value, (str, NoneType)):
+            raise config.error("rope_scaling", f"has {key} {shown_json(value)}, which is no name")
     # Some tools rewrote "mrope" to "default" under the new key and left the old one.
     if new is not None and old is not None and new != old and not {new, old} <= set(_NO_SCALING):
         raise config.error("rope_scaling", f"has rope_type {printable(str(new))} and type {printable(str(old))}")
@@ -86,13 +92,16 @@ def rotated_dim(config: ModelConfig, params: Mapping[str, Any], head_dim: int) -
         value = config.get("partial_rotary_factor")
     if value is None:
         return head_dim
-    return int(head_dim * config.checked_number("partial_rotary_factor", value))
+    factor = config.checked_number("partial_rotary_factor", value)
+    if not 0 < factor <= 1:
+        raise config.error("partial_rotary_factor", f"must be above 0 and at most 1, is {factor:g}")
+    return int(head_dim * factor)
 
 
 def _value(config: ModelConfig, params: Mapping[str, Any], key: str) -> float:
     if params.get(key) is None:
         raise config.error("rope_scaling", f"of this type needs {key}")
-    return config.checked_number(key, params[key])
+    return config.checked_positive(key, params[key])
 
 
 def _original_context(config: ModelConfig, params: Mapping[str, Any]) -> int:
@@ -124,8 +133,12 @@ def _yarn(config: ModelConfig, params: Mapping[str, Any], rot_dim: int, theta: f
         factor = config.integer("max_position_embeddings") / original
     else:
         factor = _value(config, params, "factor")
-    beta_fast = config.checked_number("beta_fast", params.get("beta_fast") or 32)
-    beta_slow = config.checked_number("beta_slow", params.get("beta_slow") or 1)
+    beta_fast = config.checked_positive("beta_fast", params.get("beta_fast") or 32)
+    beta_slow = config.checked_positive("beta_slow", params.get("beta_slow") or 1)
+    if max(beta_fast, beta_slow) > _MAX_ROTATIONS:
+        raise config.error("rope_scaling", f"has beta_fast {beta_fast:g} and beta_slow {beta_slow:g}: above 2^31")
+    if theta <= 1:
+        raise config.error("rope_theta", f"must be above 1 with RoPE scheme yarn, is {theta:g}")
     _check_truncate(config, params, yarn_bounds(rot_dim, theta, original, beta_fast, beta_slow))
     return {
         "rope_type": ROPE_YARN,

@@ -92,7 +92,7 @@ def _tensor(name: str, entry: Any, start: int, file_name: str) -> TensorInfo:
     if not isinstance(entry, dict):
         raise FormatError(f"{where}: its header entry is not an object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if dtype not in _ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
         raise FormatError(f"{where}: unknown data type {printable(str(dtype))}")
     if not (isinstance(shape, list) and all(_is_size(n) for n in shape)):
         raise FormatError(f"{where}: shape must be a list of sizes, is {printable(str(shape))}")

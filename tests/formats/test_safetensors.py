@@ -57,6 +57,7 @@ def test_values_equal_the_library(tmp_path: Path) -> None:
         ({"a": entry()}, bytes(7), "the header describes"),
         ({"a": entry()}, bytes(108), "it was cut off or extended"),
         ({"a": entry(dtype="Q4")}, bytes(8), "a: unknown data type Q4"),
+        ({"a": entry() | {"dtype": ["F32"]}}, bytes(8), "a: unknown data type ['F32']"),
         ({"a": entry(shape=(-2,))}, bytes(8), "a: shape must be a list of sizes, is [-2]"),
         ({"a": entry(shape=(2.0,))}, bytes(8), "a: shape must be a list of sizes, is [2.0]"),
         ({"a": entry(shape=(True, 2))}, bytes(8), "a: shape must be a list of sizes"),

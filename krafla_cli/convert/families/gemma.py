@@ -48,7 +48,7 @@ def _common(config: ModelConfig) -> dict[str, Any]:
         "act": config.choice("hidden_activation", ACTIVATIONS),
         "post_norms": 1,
         "embed_scale": dim**0.5,
-        "attn_scale": config.number("query_pre_attn_scalar") ** -0.5,
+        "attn_scale": config.checked_positive("query_pre_attn_scalar", config.number("query_pre_attn_scalar")) ** -0.5,
         "attn_softcap": config.optional_number("attn_logit_softcapping") or 0.0,
         "final_softcap": config.optional_number("final_logit_softcapping") or 0.0,
         **rope_fields(config, head_dim),
