@@ -17,6 +17,9 @@ from krafla_cli.formats.mlb import ROPE_LINEAR, ROPE_LLAMA3, ROPE_PLAIN, ROPE_YA
 Float64s = npt.NDArray[np.float64]
 
 
+_MAX_THETA = 1e15  # of llama3 scaling: beyond, its lowest frequencies are lost in rounding
+
+
 def inverse_frequencies(header: Header, local: bool = False) -> Float64s:
     """Radians per position of each rotated pair, [rot_size / 2], float64.
 
@@ -92,7 +95,7 @@ def llama3_of_divisors(divisors: Float64s, theta: float, dim: int, hints: Sequen
     blended pairs gives, and the usual high = 4 with what one blended pair, or none, leaves open.
     """
     factor = float(np.max(divisors))
-    if not math.isfinite(factor) or factor <= 1:
+    if not math.isfinite(factor) or factor <= 1 or not 1 < theta <= _MAX_THETA:
         return None
     inv = theta ** (-2.0 * np.arange(dim // 2, dtype=np.float64) / dim)
     factor = round(factor, 4) if math.isclose(factor, round(factor, 4), rel_tol=1e-6) else factor

@@ -12,7 +12,7 @@ from krafla_cli.formats.json_file import read_json_object, shown_json
 from krafla_cli.formats.text import printable
 
 _MAX_CONFIG_BYTES = 16 << 20
-_MAX_LAYERS = 65536
+MAX_LAYERS = 65536
 _MAX_INTEGER = 2**53  # exact as a float; no size of a model comes near
 
 
@@ -125,8 +125,8 @@ class ModelConfig:
     def n_layers(self) -> int:
         """num_hidden_layers, small enough to make lists of that length."""
         n = self.integer("num_hidden_layers")
-        if n > _MAX_LAYERS:
-            raise self.error("num_hidden_layers", f"must be at most {_MAX_LAYERS}, is {n}")
+        if n > MAX_LAYERS:
+            raise self.error("num_hidden_layers", f"must be at most {MAX_LAYERS}, is {n}")
         return n
 
     def layer_list(self, key: str, n_layers: int, kinds: tuple[Any, ...]) -> list[Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from krafla_cli.convert.config import ModelConfig
+from krafla_cli.convert.config import MAX_LAYERS, ModelConfig
 from krafla_cli.errors import FormatError, UnsupportedError
 from krafla_cli.formats.gguf import GgufFile
 from krafla_cli.formats.gguf_names import ARCHITECTURES, ATTN_FACTOR_KEY, LLAMA3_KEY, ROPE_FREQS, Architecture
@@ -63,6 +63,13 @@ class _Values:
             raise FormatError(f"{self.model.title}: metadata {self.prefix}.{key} is missing")
         return value
 
+    def n_layers(self) -> int:
+        """block_count, small enough to make lists of that length."""
+        n = self.integer("block_count")
+        if not 0 < n <= MAX_LAYERS:
+            raise FormatError(f"{self.model.title}: {self.prefix}.block_count is {n}, must be 1 to {MAX_LAYERS}")
+        return n
+
     def optional_integer(self, key: str) -> int | None:
         """A whole number; a list that gives every layer the same one counts as that number."""
         entry = self.model.metadata.get(f"{self.prefix}.{key}")
@@ -89,7 +96,7 @@ def _common(model: GgufFile, values: _Values, architecture: Architecture) -> Raw
     return {
         "model_type": architecture.model_type,
         "hidden_size": dim,
-        "num_hidden_layers": values.integer("block_count"),
+        "num_hidden_layers": values.n_layers(),
         "intermediate_size": values.integer("feed_forward_length"),
         "num_attention_heads": n_heads,
         "num_key_value_heads": values.optional_integer("attention.head_count_kv") or n_heads,
@@ -277,7 +284,7 @@ def _seed_oss(values: _Values, _raw: Raw) -> Raw:
 
 def _gemma_scale(values: _Values) -> float:
     """query_pre_attn_scalar: the head size, but for the 27B models dim / heads; GGUF does not state it."""
-    if values.integer("block_count") == _SCALED_BY_WIDTH[values.prefix]:
+    if values.n_layers() == _SCALED_BY_WIDTH[values.prefix]:
         return values.integer("embedding_length") // values.integer("attention.head_count")
     return _head_dim(values)
 
@@ -285,7 +292,7 @@ def _gemma_scale(values: _Values) -> float:
 def _gemma2(values: _Values, raw: Raw) -> Raw:
     attention = values.optional_number("attn_logit_softcapping")
     final = values.optional_number("final_logit_softcapping")
-    n_layers = values.integer("block_count")
+    n_layers = values.n_layers()
     local = values.optional_number("rope.freq_base_swa")
     if local is not None and local != raw["rope_theta"]:
         raise values.unsupported("rope.freq_base_swa differs from rope.freq_base, which Gemma 2 does not have")
@@ -299,7 +306,7 @@ def _gemma2(values: _Values, raw: Raw) -> Raw:
 
 
 def _gemma3(values: _Values, _raw: Raw) -> Raw:
-    n_layers = values.integer("block_count")
+    n_layers = values.n_layers()
     window = values.optional_integer("attention.sliding_window")
     local = values.optional_number("rope.freq_base_swa")
     types = _layer_types(values, n_layers, 6) if window else ["full_attention"] * n_layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 import transformers
 
 from krafla_cli.cli import invoke as run
+from krafla_cli.convert import checkpoint
 from krafla_cli.convert.gguf_config import gguf_config
 from krafla_cli.convert.pipeline import Options, convert
-from krafla_cli.errors import DataError, FileError, FormatError, ShapeError, UnsupportedError, UsageError
+from krafla_cli.errors import DataError, FileError, FormatError, MlbError, ShapeError, UnsupportedError, UsageError
 from krafla_cli.formats.gguf import open_gguf
 from krafla_cli.formats.mlb_file import open_mlb
 from krafla_cli.formats.sidecar import read_sidecar
@@ -374,3 +376,25 @@ def test_models_without_a_usable_tokenizer(change: Any, message: str, tmp_path: 
     convert(path, tmp_path / "m.mlb", progress=remarks)
     assert any(message in text for text in remarks.texts)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.gguf", "m.json", "m.mlb"]
+
+
+_METADATA = (0, -1, 1, 2**31, 2**64 - 1, True, -0.5, 1e-45, 3e38, float("nan"), float("inf"), "", "x\x1b", [], ["a"])
+
+
+@pytest.mark.parametrize("name", GGUF_CHECKPOINTS)
+def test_metadata_of_every_kind(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each value of the model's settings in turn becomes something else, or is missing: planned or refused."""
+    path = write_gguf(seeded_model(name), tmp_path / "m.gguf")
+    model = open_gguf(path)
+    monkeypatch.setattr(checkpoint, "open_gguf", lambda _path: model)
+    values = dict(model.metadata)
+    arrays = [np.array([], np.int32), np.array([0, -1], np.int32), np.array([np.nan], np.float32)]
+    for key, entry in values.items():
+        for other in (*_METADATA, *arrays, None):
+            changed = {} if other is None else {key: replace(entry, value=other)}
+            model.metadata = {k: v for k, v in values.items() if k != key} | changed
+            try:
+                checkpoint.open_checkpoint(path).plan(Options("q4"))
+            except MlbError as error:
+                assert "\n" not in str(error)
+                assert "\x1b" not in str(error)
