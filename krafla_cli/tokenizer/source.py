@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer
 from krafla_cli.errors import FileError, FormatError, InputError
 from krafla_cli.formats.cursor import map_file
 from krafla_cli.formats.detect import FORMATS
-from krafla_cli.formats.json_file import MAX_JSON_BYTES, read_json_object
+from krafla_cli.formats.json_file import MAX_JSON_BYTES, parse_json, read_json_object
 from krafla_cli.formats.mlt import MAGIC
 from krafla_cli.formats.text import printable
 from krafla_cli.tokenizer.pipeline import parts
@@ -22,6 +23,7 @@ TOKENIZER_JSON = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 _MAX_CONFIG_BYTES = 16 << 20
+_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ def parse_tokenizer(data: bytes | memoryview, name: str) -> Tokenizer:
     """
     if len(data) > MAX_JSON_BYTES:
         raise FormatError(f"{name}: {len(data)} bytes, a tokenizer.json has at most {MAX_JSON_BYTES}")
+    _check_prefix(bytes(data), name)
     try:
         tokenizer = Tokenizer.from_buffer(bytes(data))
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -110,6 +113,27 @@ def parse_tokenizer(data: bytes | memoryview, name: str) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _check_prefix(data: bytes, name: str) -> None:
+    """Refuses merges that the library would panic at, with its own words on stderr: parts shorter than the prefix."""
+    if not _PREFIX.search(data):
+        return
+    document = parse_json(data, name)
+    model = document.get("model") if isinstance(document, dict) else None
+    prefix, merges = (
+        (model.get("continuing_subword_prefix"), model.get("merges")) if isinstance(model, dict) else (0, 0)
+    )
+    if not isinstance(prefix, str) or not isinstance(merges, list):
+        return
+    for i, merge in enumerate(merges):
+        pieces = merge.split(" ") if isinstance(merge, str) else merge
+        last = pieces[-1] if isinstance(pieces, list) and pieces else None
+        if isinstance(last, str) and not last.startswith(prefix):
+            raise FormatError(
+                f"{name}: merge {i}: {printable(last)!r} does not begin with the continuing_subword_prefix "
+                f"{printable(prefix)!r}"
+            )
 
 
 def _check_post_processor(tokenizer: Tokenizer, name: str) -> None:

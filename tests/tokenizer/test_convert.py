@@ -362,6 +362,16 @@ def test_a_post_processor_that_would_crash_the_library(tmp_path: Path, toy: Toy)
             action(folder)
 
 
+def test_merges_that_would_crash_the_library(tmp_path: Path, toy: Toy, capfd: pytest.CaptureFixture[str]) -> None:
+    document = toy("gpt2")
+    document["model"]["continuing_subword_prefix"] = "##"
+    folder = toys.write(tmp_path, document)
+    for action in (convert_tokenizer, load_tokenizer):
+        with pytest.raises(FormatError, match="does not begin with the continuing_subword_prefix '##'"):
+            action(folder)
+    assert "panicked" not in capfd.readouterr().err
+
+
 def test_lone_surrogates_in_json(tmp_path: Path, toy: Toy) -> None:
     document = toy("gpt2")
     document["added_tokens"][0]["content"] = "\ud800"
