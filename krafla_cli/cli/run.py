@@ -276,10 +276,11 @@ class _Command:
         Session(chat, self.force, self.stats).run()
 
     def _encode(self, model: Model) -> list[int]:
-        from krafla_cli.runtime.prompt import parse_ids, read_texts
+        from krafla_cli.runtime.prompt import read_texts
+        from krafla_cli.tokenizer.ids import parse_ids
 
         if self.prompt_ids is not None:
-            return parse_ids(self.prompt_ids)
+            return parse_ids(self.prompt_ids, "--prompt-ids")
         if self.files:
             return model.encode(read_texts(self.files), raw=True)
         if model.companions.settings is None and self.template is None and not self.raw:

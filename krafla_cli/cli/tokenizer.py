@@ -115,12 +115,14 @@ def _encode(src: Path, text: str, with_bos: bool, as_json: bool) -> None:
 
 def _decode(src: Path, ids: str, as_json: bool) -> None:
     from krafla_cli.formats.text import terminal_text
-    from krafla_cli.tokenizer.inspect import parse_ids, token_rows
+    from krafla_cli.tokenizer.ids import parse_ids
+    from krafla_cli.tokenizer.inspect import check_ids, token_rows
     from krafla_cli.tokenizer.load import load_tokenizer
     from krafla_cli.tokenizer.stream import decode
 
+    numbers = parse_ids(ids, "--decode")
     tokenizer = load_tokenizer(src)
-    numbers = parse_ids(ids, tokenizer)
+    check_ids(numbers, tokenizer)
     text = decode(tokenizer, numbers)
     if as_json:
         print_json({"text": text, "ids": numbers, "tokens": token_rows(tokenizer, numbers)})

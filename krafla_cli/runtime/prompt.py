@@ -1,4 +1,4 @@
-"""Reading prompts: text from a file, a pipe or standard input, and token ids from the command line."""
+"""Reading prompts: text from files, a pipe or standard input."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from krafla_cli.errors import FileError, InputError, UsageError, os_reason
+from krafla_cli.errors import FileError, InputError, os_reason
 from krafla_cli.formats.text import printable
 from krafla_cli.globs import expand
 
@@ -34,14 +34,3 @@ def read_texts(patterns: Sequence[Path]) -> str:
     Raises as :func:`read_text`, and InputError for a glob that matches no file.
     """
     return "".join(read_text(path) for path in expand([str(pattern) for pattern in patterns]))
-
-
-def parse_ids(text: str) -> list[int]:
-    """Token ids written "1,5,7". Raises UsageError quoting what is no id."""
-    if not text.strip():
-        return []
-    parts = [part for piece in text.split(",") for part in (piece.split() or [""])]
-    wrong = next((p for p in parts if not (p.isascii() and p.isdigit() and len(p) < 10)), None)
-    if wrong is not None:
-        raise UsageError(f'--prompt-ids: "{printable(wrong)}" is no token id; write them as 1,5,7')
-    return [int(part) for part in parts]

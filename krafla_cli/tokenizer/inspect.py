@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -41,19 +40,11 @@ def encoded(tokenizer: Tokenizer, text: str | bytes, with_bos: bool = True) -> l
     return ids
 
 
-def parse_ids(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Token ids from "1,5,7", "1 5 7" or "[1, 5, 7]". Raises InputError for what is no id of the vocabulary."""
-    words = re.split(r"[,\s]+", text.strip().removeprefix("[").removesuffix("]").strip())
-    ids: list[int] = []
-    for word in filter(None, words):
-        if not re.fullmatch(r"[0-9]{1,9}", word) or tokenizer.id_to_token(int(word)) is None:
-            raise InputError(f"{printable(word, 40)} is no token id; the vocabulary has {_n_ids(tokenizer)} of them")
-        ids.append(int(word))
-    return ids
-
-
-def _n_ids(tokenizer: Tokenizer) -> int:
-    return int(tokenizer.get_vocab_size())
+def check_ids(ids: list[int], tokenizer: Tokenizer) -> None:
+    """Raises InputError for an id that the vocabulary does not have."""
+    wrong = next((i for i in ids if tokenizer.id_to_token(i) is None), None)
+    if wrong is not None:
+        raise InputError(f"{wrong} is no token id; the vocabulary has {tokenizer.get_vocab_size()} of them")
 
 
 def token_rows(tokenizer: Tokenizer, ids: list[int]) -> list[dict[str, Any]]:
