@@ -28,6 +28,14 @@ class Fault:
         return f"{place}: {self.message}"
 
 
+class BrokenError(Exception):
+    """A part of a file, or all that follows, cannot be used; ``fault`` says why. Only inside readers."""
+
+    def __init__(self, where: str, offset: int, message: str, status: str = FORMAT) -> None:
+        super().__init__(message)
+        self.fault = Fault(status, printable(where), offset, message)
+
+
 @dataclass
 class Report:
     """The result of validating one file: ``faults`` make it invalid, ``warnings`` do not (unless strict)."""

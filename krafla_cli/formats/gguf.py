@@ -18,7 +18,7 @@ import numpy.typing as npt
 from krafla_cli.errors import FormatError
 from krafla_cli.formats.cursor import map_file
 from krafla_cli.formats.data_types import BY_GGML, DataType
-from krafla_cli.formats.faults import FORMAT, SHAPE, Fault, Report
+from krafla_cli.formats.faults import FORMAT, SHAPE, BrokenError, Report
 from krafla_cli.formats.layout import Field, Layout, Rule, one_of
 from krafla_cli.formats.text import printable
 from krafla_cli.formats.values import warn_about_gaps, warn_about_tensor
@@ -169,14 +169,6 @@ class _Description(NamedTuple):
     relative: int
 
 
-class _BrokenError(Exception):
-    """Reading cannot go on."""
-
-    def __init__(self, where: str, offset: int, message: str, status: str = FORMAT) -> None:
-        super().__init__(message)
-        self.fault = Fault(status, printable(where), offset, message)
-
-
 class _Reading:
     """One pass over a file: what could be read, and the faults in ``report``."""
 
@@ -193,7 +185,7 @@ class _Reading:
             self._read_header()
             self._read_metadata()
             self._read_tensors()
-        except _BrokenError as error:
+        except BrokenError as error:
             report.faults.append(error.fault)
         else:
             _check_places(self)
@@ -204,19 +196,15 @@ class _Reading:
         data = self.data
         if len(data) < HEADER.n_bytes:
             what = f"the file has {len(data)} bytes" if len(data) else "the file is empty"
-            raise _BrokenError("header", 0, f"needs {HEADER.n_bytes} bytes, {what}")
+            raise BrokenError("header", 0, f"needs {HEADER.n_bytes} bytes, {what}")
         self.header = HEADER.unpack(data)
         version = self.header["version"]
         if self.header["magic"] == MAGIC and version in (2 << 24, 3 << 24):
-            raise _BrokenError(
-                "version", 4, f"is {version >> 24} in big-endian order; big-endian GGUF is not supported"
-            )
+            raise BrokenError("version", 4, f"is {version >> 24} in big-endian order; big-endian GGUF is not supported")
         if self.header["magic"] == MAGIC and version == 1:
-            raise _BrokenError(
-                "version", 4, "is 1, which only the first weeks of GGUF wrote; versions 2 and 3 are read"
-            )
+            raise BrokenError("version", 4, "is 1, which only the first weeks of GGUF wrote; versions 2 and 3 are read")
         for fault in HEADER.faults(self.header):
-            raise _BrokenError(fault.where, fault.offset or 0, fault.message)
+            raise BrokenError(fault.where, fault.offset or 0, fault.message)
         self.offset = HEADER.n_bytes
 
     def _read_metadata(self) -> None:
@@ -226,7 +214,7 @@ class _Reading:
             start = self.offset
             key = self._text(f"key {i}")
             if key in self.metadata:
-                raise _BrokenError(key, start, "occurs twice")
+                raise BrokenError(key, start, "occurs twice")
             number = self._u32(key)
             self.metadata[key] = Value(self._type_name(number), self._value(number, key), start)
         self.alignment = self._alignment()
@@ -239,9 +227,9 @@ class _Reading:
         for d in descriptions:
             try:
                 if d.name in self.tensors:
-                    raise _BrokenError(d.name, d.place, "occurs twice")
+                    raise BrokenError(d.name, d.place, "occurs twice")
                 self.tensors[d.name] = self._tensor(d)
-            except _BrokenError as error:
+            except BrokenError as error:
                 self.report.faults.append(error.fault)
 
     # -- metadata values
@@ -262,7 +250,7 @@ class _Reading:
         if number == _STRING:
             return self._texts(count, key)
         if number == _ARRAY:
-            raise _BrokenError(key, self.offset, "arrays inside arrays are not supported")
+            raise BrokenError(key, self.offset, "arrays inside arrays are not supported")
         dtype = np.dtype(_NUMBERS.get(number) or self._unknown(number, key))
         array = np.frombuffer(self._take(count * dtype.itemsize, key), dtype)
         return array.astype(np.bool_) if number == _BOOL else array
@@ -274,7 +262,7 @@ class _Reading:
         return f"array of {TYPE_NAMES.get(inner, str(inner))}"
 
     def _unknown(self, number: int, key: str) -> str:
-        raise _BrokenError(key, self.offset, f"has the unknown type {number}")
+        raise BrokenError(key, self.offset, f"has the unknown type {number}")
 
     def _alignment(self) -> int:
         entry = self.metadata.get("general.alignment")
@@ -282,7 +270,7 @@ class _Reading:
             return DEFAULT_ALIGNMENT
         value = entry.value
         if not isinstance(value, int) or isinstance(value, bool) or value < 8 or value & (value - 1) or value > 1 << 30:
-            raise _BrokenError("general.alignment", entry.offset, f"must be a power of two of at least 8, is {value}")
+            raise BrokenError("general.alignment", entry.offset, f"must be a power of two of at least 8, is {value}")
         return value
 
     # -- tensors
@@ -292,30 +280,30 @@ class _Reading:
         name = self._text(f"tensor {i}")
         n_dims = self._u32(name)
         if n_dims > MAX_DIMS:
-            raise _BrokenError(name, start, f"has {n_dims} dimensions, at most {MAX_DIMS} are allowed")
+            raise BrokenError(name, start, f"has {n_dims} dimensions, at most {MAX_DIMS} are allowed")
         dims = struct.unpack(f"<{n_dims}Q", self._take(8 * n_dims, name))
         return _Description(start, name, tuple(reversed(dims)), self._u32(name), self._u64(name))
 
     def _tensor(self, d: _Description) -> TensorInfo:
-        """The tensor, checked against the file. Raises _BrokenError."""
+        """The tensor, checked against the file. Raises BrokenError."""
         kind = BY_GGML.get(d.number)
         if kind is None:
             was = f" ({_REMOVED[d.number]}, which GGUF has dropped)" if d.number in _REMOVED else ""
-            raise _BrokenError(d.name, d.place, f"has the unknown data type {d.number}{was}")
+            raise BrokenError(d.name, d.place, f"has the unknown data type {d.number}{was}")
         if 0 in d.shape:
-            raise _BrokenError(d.name, d.place, f"has the shape {list(d.shape)}: a dimension is 0", SHAPE)
+            raise BrokenError(d.name, d.place, f"has the shape {list(d.shape)}: a dimension is 0", SHAPE)
         n_cols = d.shape[-1] if d.shape else 1
         n_bytes = kind.size(math.prod(d.shape)) if kind.block and n_cols % kind.block == 0 else None
         if n_bytes is None:
             text = f"rows of {n_cols} weights are no whole blocks of {kind.block} ({kind.name})"
-            raise _BrokenError(d.name, d.place, text, SHAPE)
+            raise BrokenError(d.name, d.place, text, SHAPE)
         if d.relative % self.alignment:
             text = f"its offset {d.relative} is no multiple of the alignment {self.alignment}"
-            raise _BrokenError(d.name, d.place, text)
+            raise BrokenError(d.name, d.place, text)
         end = self.data_offset + d.relative + n_bytes
         if end > len(self.data):
             cut = f"the file has {len(self.data)}; it was cut off, or the description is wrong"
-            raise _BrokenError(d.name, d.place, f"{kind.name} {list(d.shape)} ends at byte {end}, {cut}")
+            raise BrokenError(d.name, d.place, f"{kind.name} {list(d.shape)} ends at byte {end}, {cut}")
         return TensorInfo(d.name, kind, d.shape, self.data_offset + d.relative, n_bytes)
 
     # -- bytes
@@ -323,14 +311,14 @@ class _Reading:
     def _check_count(self, where: str, offset: int, count: int, least: int) -> None:
         n_left = len(self.data) - self.offset
         if count * least > n_left:
-            raise _BrokenError(
+            raise BrokenError(
                 where, offset, f"{count} entries need at least {count * least} bytes, the file has {n_left} left"
             )
 
     def _take(self, n_bytes: int, what: str) -> memoryview:
         start, n_left = self.offset, len(self.data) - self.offset
         if n_bytes > n_left:
-            raise _BrokenError(what, start, f"needs {n_bytes} bytes, the file has {n_left} left")
+            raise BrokenError(what, start, f"needs {n_bytes} bytes, the file has {n_left} left")
         self.offset += n_bytes
         return self.data[start : self.offset]
 
@@ -352,7 +340,7 @@ class _Reading:
             n_bytes = unpack(data, offset)[0] if offset + 8 <= end else 8
             start = offset + 8
             if n_bytes > end - start:
-                raise _BrokenError(
+                raise BrokenError(
                     f"{what}[{i}]", offset, f"needs {n_bytes} bytes, the file has {max(end - start, 0)} left"
                 )
             offset = start + n_bytes
@@ -364,7 +352,7 @@ class _Reading:
         try:
             return str(data, "utf-8")
         except UnicodeDecodeError as error:
-            raise _BrokenError(what, self.offset - len(data), f"is not UTF-8 at its byte {error.start}") from error
+            raise BrokenError(what, self.offset - len(data), f"is not UTF-8 at its byte {error.start}") from error
 
 
 def _aligned(offset: int, alignment: int) -> int:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from krafla_cli.errors import FormatError
 from krafla_cli.formats.cursor import map_file
 from krafla_cli.formats.data_types import BY_MLLM, DataType
-from krafla_cli.formats.faults import FORMAT, SHAPE, Fault, Report
+from krafla_cli.formats.faults import FORMAT, SHAPE, BrokenError, Report
 from krafla_cli.formats.layout import Field, Layout, Rule, one_of
 from krafla_cli.formats.text import printable, printable_bytes
 from krafla_cli.formats.values import warn_about_gaps, warn_about_tensor
@@ -149,14 +149,6 @@ class _Descriptor(NamedTuple):
     shape: tuple[int, ...] | None
 
 
-class _BrokenError(Exception):
-    """A descriptor, or all that follows, cannot be used."""
-
-    def __init__(self, where: str, offset: int, message: str, status: str = FORMAT) -> None:
-        super().__init__(message)
-        self.fault = Fault(status, printable(where), offset, message)
-
-
 class _Reading:
     """One pass over a file: what could be read, and the faults in ``report``."""
 
@@ -170,7 +162,7 @@ class _Reading:
         self._taken: list[tuple[int, int, str]] = []
         try:
             self._read()
-        except _BrokenError as error:
+        except BrokenError as error:
             report.faults.append(error.fault)
         else:
             self._check_places()
@@ -179,27 +171,27 @@ class _Reading:
         magic = struct.unpack_from("<i", self.data)[0] if len(self.data) >= 4 else None
         if magic not in (MAGIC_V1, MAGIC_V2):
             found = "the file is empty" if not len(self.data) else f'is "{printable_bytes(bytes(self.data[:4]))}"'
-            raise _BrokenError("magic", 0, f"must be {MAGIC_V1} (version 1) or {MAGIC_V2:#x} (version 2), {found}")
+            raise BrokenError("magic", 0, f"must be {MAGIC_V1} (version 1) or {MAGIC_V2:#x} (version 2), {found}")
         self.version = 1 if magic == MAGIC_V1 else 2
         layout = HEADER_V1 if self.version == 1 else HEADER_V2
         if len(self.data) < layout.n_bytes:
-            raise _BrokenError("header", 0, f"needs {layout.n_bytes} bytes, the file has {len(self.data)}")
+            raise BrokenError("header", 0, f"needs {layout.n_bytes} bytes, the file has {len(self.data)}")
         self.header = layout.unpack(self.data)
         for fault in layout.faults(self.header):
-            raise _BrokenError(fault.where, fault.offset or 0, fault.message)
+            raise BrokenError(fault.where, fault.offset or 0, fault.message)
         self._taken.append((0, layout.n_bytes, "the header"))
         descriptors = self._descriptors_v1() if self.version == 1 else self._descriptors_v2()
         for descriptor in descriptors:
             try:
                 self._add(descriptor)
-            except _BrokenError as error:
+            except BrokenError as error:
                 self.report.faults.append(error.fault)
 
     def _descriptors_v1(self) -> Iterator[_Descriptor]:
         n_bytes = self.header["descriptor_bytes"]
         start, end = HEADER_V1.n_bytes, HEADER_V1.n_bytes + n_bytes
         if end > len(self.data):
-            raise _BrokenError(
+            raise BrokenError(
                 "descriptor_bytes", 4, f"{n_bytes}, the file has {len(self.data) - HEADER_V1.n_bytes} after the header"
             )
         self._taken.append((start, end, "the descriptors"))
@@ -207,7 +199,7 @@ class _Reading:
         while start < end:
             length = struct.unpack_from("<i", self.data, start)[0] if end - start >= 4 else 0
             if not 0 <= length <= end - start - _LEAST_V1:
-                raise _BrokenError(
+                raise BrokenError(
                     f"descriptor {i}", start, f"name length {length}, the descriptors have {end - start} bytes left"
                 )
             name = self._name(bytes(self.data[start + 4 : start + 4 + length]), i, start)
@@ -220,7 +212,7 @@ class _Reading:
         count, first = self.header["count"], self.header["descriptor_offset"]
         end = first + count * DESCRIPTOR_V2.n_bytes
         if end > len(self.data):
-            raise _BrokenError(
+            raise BrokenError(
                 "descriptor_offset",
                 524,
                 f"{count} descriptors at {first} end at byte {end}, the file has {len(self.data)}",
@@ -231,31 +223,31 @@ class _Reading:
             values = DESCRIPTOR_V2.unpack(self.data[place : place + DESCRIPTOR_V2.n_bytes])
             name = self._name(values["name"], i, place)
             if values["rank"] > MAX_RANK:
-                raise _BrokenError(name, place, f"has {values['rank']} dimensions, at most {MAX_RANK} are allowed")
+                raise BrokenError(name, place, f"has {values['rank']} dimensions, at most {MAX_RANK} are allowed")
             shape = values["shape"][: values["rank"]]
             yield _Descriptor(place, name, values["type"], values["n_bytes"], values["offset"], shape)
 
     def _name(self, data: bytes, i: int, place: int) -> str:
         name = _text(data)
         if not name:
-            raise _BrokenError(f"descriptor {i}", place, "has no name" if name == "" else "its name is not UTF-8")
+            raise BrokenError(f"descriptor {i}", place, "has no name" if name == "" else "its name is not UTF-8")
         return name
 
     def _add(self, d: _Descriptor) -> None:
-        """Checks and records one tensor. Raises _BrokenError."""
+        """Checks and records one tensor. Raises BrokenError."""
         kind = BY_MLLM.get(d.number)
         if kind is None:
-            raise _BrokenError(d.name, d.place, f"has the unknown data type {d.number}")
+            raise BrokenError(d.name, d.place, f"has the unknown data type {d.number}")
         if kind.mllm_version and kind.mllm_version > self.version:
             text = f"is {kind.name}, which only version {kind.mllm_version} of the format has"
-            raise _BrokenError(d.name, d.place, text)
+            raise BrokenError(d.name, d.place, text)
         if d.name in self.tensors:
-            raise _BrokenError(d.name, d.place, "occurs twice")
+            raise BrokenError(d.name, d.place, "occurs twice")
         _check_size(d, kind)
         end = d.offset + d.n_bytes
         if end > len(self.data):
             cut = f"the file has {len(self.data)}; it was cut off, or the descriptor is wrong"
-            raise _BrokenError(d.name, d.place, f"ends at byte {end}, {cut}")
+            raise BrokenError(d.name, d.place, f"ends at byte {end}, {cut}")
         self.tensors[d.name] = TensorInfo(d.name, kind, d.shape, d.offset, d.n_bytes)
 
     def spans(self) -> list[tuple[int, int, str]]:
@@ -276,14 +268,14 @@ def _check_size(d: _Descriptor, kind: DataType) -> None:
     if d.shape is None:
         if kind.block and d.n_bytes % kind.n_bytes:
             text = f"{d.n_bytes} bytes are no whole blocks of {kind.n_bytes} ({kind.name})"
-            raise _BrokenError(d.name, d.place, text, SHAPE)
+            raise BrokenError(d.name, d.place, text, SHAPE)
         return
     if any(size < 1 for size in d.shape):
-        raise _BrokenError(d.name, d.place, f"has the shape {list(d.shape)}: a dimension is below 1", SHAPE)
+        raise BrokenError(d.name, d.place, f"has the shape {list(d.shape)}: a dimension is below 1", SHAPE)
     expected = kind.size(math.prod(d.shape))
     if kind.block and expected != d.n_bytes:
         needs = f"needs {expected}" if expected is not None else f"is no whole blocks of {kind.block} weights"
-        raise _BrokenError(d.name, d.place, f"{d.n_bytes} bytes, {kind.name} {list(d.shape)} {needs}", SHAPE)
+        raise BrokenError(d.name, d.place, f"{d.n_bytes} bytes, {kind.name} {list(d.shape)} {needs}", SHAPE)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
