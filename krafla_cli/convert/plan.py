@@ -31,6 +31,7 @@ from krafla_cli.formats.mlb import (
     TensorSpec,
     tensors,
 )
+from krafla_cli.formats.mlb_file import flag_rule
 from krafla_cli.formats.text import printable
 from krafla_cli.parts import Part, Transform
 from krafla_cli.quant.ggml_blocks import block_order
@@ -162,11 +163,20 @@ def _header(config: ModelConfig, fields: dict[str, Any], options: Options, remar
         scale_f16=int(options.scales == "f16"),
         q8_mask=options.q8_mask,
     )
-    fault = next(LAYOUT.faults(_as_stored(header)), None)
+    stored = _as_stored(header)
+    fault = next(LAYOUT.faults(stored), None)
     if fault is not None:
         kind = ShapeError if fault.status == ShapeError.status else FormatError
         raise kind(f"{config.where}: cannot be stored: {fault.where}: {fault.message}")
+    _check_flags(replace(header, **stored), config)
     return header
+
+
+def _check_flags(header: Header, config: ModelConfig) -> None:
+    for layer, flags in enumerate(header.flags):
+        rule = flag_rule(header, flags)
+        if rule is not None:
+            raise FormatError(f"{config.where}: cannot be stored: flags of layer {layer}: {rule}")
 
 
 def _as_stored(header: Header) -> dict[str, Any]:
