@@ -37,6 +37,7 @@ from krafla_cli.parts import Part, Transform
 from krafla_cli.quant.ggml_blocks import block_order
 from krafla_cli.rope import interleaved_order
 
+_FLOATS = ("F32", "F16", "BF16")
 # Where a checkpoint keeps the language model: alone, or inside an image-text model (old and new naming).
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
 _HEAD_PREFIXES = ("", "language_model.", "model.language_model.", "model.")
@@ -79,7 +80,7 @@ class Plan:
 class Options:
     """What the user chose. ``q4_rule`` None: the family's. ``q8_mask``: classes kept in Q8_0 with wtype q4.
 
-    ``wtype`` None: q4, but matrices that the source has in Q8_0 stay so, class by class. ``imatrix``: path of an MLI1
+    ``wtype`` None: q4, but matrices that the source has in Q8_0 stay so, class by class, or all. ``imatrix``: path of an MLI1
     file; it implies the rule "fit". ``target_bpw``: in place of a q8_mask, the bits per weight that the best one may
     take.
     """
@@ -101,22 +102,23 @@ def make_plan(family: Family, config: ModelConfig, fields: dict[str, Any], sourc
     if options.wtype is not None:
         return _make_plan(family, config, fields, source, options)
     plan = _make_plan(family, config, fields, source, replace(options, wtype="q4"))
-    q8_classes, all_q8 = _stored_as_q8(plan, source)
-    if options.q8_mask or not q8_classes:
+    q8_classes, is_q8 = _stored_as_q8(plan, source)
+    if options.q8_mask or not (q8_classes or is_q8):
         return plan
-    chosen = replace(options, wtype="q8") if all_q8 else replace(options, wtype="q4", q8_mask=q8_classes)
+    chosen = replace(options, wtype="q8") if is_q8 else replace(options, wtype="q4", q8_mask=q8_classes)
     return _make_plan(family, config, fields, source, chosen)
 
 
 def _stored_as_q8(plan: Plan, source: Source) -> tuple[int, bool]:
-    """The bits of the classes all of whose matrices the source has in Q8_0 blocks; and whether that is all of them."""
-    other = {
-        MATRIX_CLASS[t.spec.role]
-        for t in plan.tensors
-        if t.spec.role in MATRIX_CLASS and source.block_encoding(t.source) != "q8_0"
-    }
-    classes = {MATRIX_CLASS[t.spec.role] for t in plan.tensors if t.spec.role in MATRIX_CLASS}
-    return sum(Q8_CLASSES[c] for c in classes - other), not other
+    """The bits of the classes all of whose matrices the source has in Q8_0 blocks; and whether it is a Q8_0 model.
+
+    It is one too where some matrices, not most, are plain floats: those whose rows or columns do not fit blocks.
+    """
+    matrices = [t for t in plan.tensors if t.spec.role in MATRIX_CLASS]
+    other = [t for t in matrices if source.block_encoding(t.source) != "q8_0"]
+    classes = {MATRIX_CLASS[t.spec.role] for t in matrices} - {MATRIX_CLASS[t.spec.role] for t in other}
+    is_q8 = 2 * len(other) < len(matrices) and all(source.dtype(t.source) in _FLOATS for t in other)
+    return sum(Q8_CLASSES[c] for c in classes), is_q8
 
 
 def _make_plan(family: Family, config: ModelConfig, fields: dict[str, Any], source: Source, options: Options) -> Plan:
@@ -289,7 +291,7 @@ def _stored_blocks(source: Source, plans: list[TensorPlan], options: Options) ->
     anew: dict[str, int] = {}
     for plan in quantized:
         dtype = source.dtype(plan.source)
-        if not plan.copied and dtype not in ("F32", "F16", "BF16"):
+        if not plan.copied and dtype not in _FLOATS:
             anew[dtype] = anew.get(dtype, 0) + 1
     copied = sum(p.copied for p in quantized)
     if copied:

@@ -121,6 +121,18 @@ def test_classes_stay_in_q8_0(tmp_path: Path) -> None:
     assert convert(path, tmp_path / "c.mlb", options=Options(q8_mask=8)).plan.header.q8_mask == 8
 
 
+@pytest.mark.parametrize(("n_float", "wtype"), [(0, "q8"), (1, "q8"), (2, "q8"), (7, "q4")])
+def test_a_q8_0_model_with_some_floats_stays_q8(n_float: int, wtype: str, tmp_path: Path) -> None:
+    """Matrices whose blocks did not fit are plain floats in files of this tool and of others."""
+    names = ("attn_output", "ffn_down", "attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
+
+    def choose(key: str, array: np.ndarray) -> Types:
+        return Types.F32 if array.ndim == 1 or any(n in key for n in names[:n_float]) else Types.Q8_0
+
+    path = write_gguf(seeded_model("llama"), tmp_path / "m.gguf", choose)
+    assert convert(path, tmp_path / "a.mlb").options.wtype == wtype
+
+
 @pytest.mark.parametrize("kind", [Types.Q4_1, Types.Q5_0, Types.Q5_1])
 def test_other_types_are_quantized_anew(kind: Types, tmp_path: Path) -> None:
     """As if the decoded weights had been the checkpoint's."""
