@@ -148,6 +148,7 @@ def _prefix(source: Source, family: Family) -> str:
 def _vocab(config: ModelConfig, source: Source, name: str, dim: int) -> int:
     """Rows of the embedding. A config that says otherwise is refused; -1 and null say nothing."""
     shape = source.settled_shape(name, (-1, dim))
+    source.check_weights(name)  # of a type that is not known the number of weights is not, either
     rows = shape[0] if shape else 0
     stated = config.optional_integer("vocab_size", least=-1) if config.has("vocab_size") else None
     if stated is not None and stated > 0 and stated != rows:
