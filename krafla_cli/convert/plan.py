@@ -80,9 +80,9 @@ class Plan:
 class Options:
     """What the user chose. ``q4_rule`` None: the family's. ``q8_mask``: classes kept in Q8_0 with wtype q4.
 
-    ``wtype`` None: q4, but matrices that the source has in Q8_0 stay so, class by class, or all. ``imatrix``: path of an MLI1
-    file; it implies the rule "fit". ``target_bpw``: in place of a q8_mask, the bits per weight that the best one may
-    take.
+    ``wtype`` None: q4, but matrices that the source has in Q8_0 stay so, class by class, or all. ``imatrix``: path of
+    an MLI1 file; it implies the rule "fit". ``target_bpw``: in place of a q8_mask, the bits per weight that the best
+    one may take.
     """
 
     wtype: str | None = None

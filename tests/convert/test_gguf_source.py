@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,23 @@ def test_refusals(tmp_path: Path) -> None:
         tensors=(description("rope_freqs.weight", (8,), 0, 0),),
     )  # fmt: skip
     refuse(tmp_path, FormatError, "tensor .*token_embd.weight is missing", *SIZES)
+
+
+@pytest.mark.parametrize("n_heads", [0, 1 << 20])
+def test_heads_that_leave_no_size(n_heads: int, tmp_path: Path) -> None:
+    sizes = [p for p in SIZES if b"head_count" not in p and b"key_length" not in p]
+    heads = pair("llama.attention.head_count", 4, n_heads)
+    refuse(tmp_path, FormatError, f"attention.head_count is {n_heads}, must be 1 to", *sizes, heads)
+
+
+def test_a_yarn_factor_of_zero_below(tmp_path: Path) -> None:
+    yarn = [
+        pair("llama.rope.scaling.type", 8, "yarn"),
+        pair("llama.rope.scaling.factor", 6, math.e),
+        pair("llama.rope.scaling.attn_factor", 6, 2.0),
+        pair("llama.rope.scaling.yarn_log_multiplier", 6, -20.0),
+    ]
+    refuse(tmp_path, FormatError, "rope.scaling.yarn_log_multiplier is -20", *SIZES, *yarn)
 
 
 @pytest.mark.parametrize("name", ["bert", "qwen3moe", "\x1b[2J"])
