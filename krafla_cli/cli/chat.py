@@ -191,14 +191,17 @@ class Session:
 
     def _save(self, name: str) -> None:
         from krafla_cli.formats.atomic import write_bytes
+        from krafla_cli.formats.sidecar import files_beside
         from krafla_cli.formats.text import printable
 
         if not name:
             raise InputError("/save needs the name of a file")
-        document = {"model": self._chat.model.companions.model.name, "messages": self._chat.messages}
+        given = self._chat.model.companions
+        read = (given.model, *files_beside(given.model), *([given.tokenizer] if given.tokenizer else []))
+        document = {"model": given.model.name, "messages": self._chat.messages}
         target = Path(name).expanduser()
         data = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-        write_bytes(target, data.encode(), self._force, (self._chat.model.companions.model,))
+        write_bytes(target, data.encode(), self._force, read)
         note(f"[wrote {len(self._chat.messages)} messages to {printable(str(target))}]")
 
     def _stats(self) -> str:

@@ -88,7 +88,7 @@ class _Values:
 
 def _common(model: GgufFile, values: _Values, architecture: Architecture) -> Raw:
     dim, n_heads = values.integer("embedding_length"), values.integer("attention.head_count")
-    head_dim = values.optional_integer("attention.key_length") or (dim // n_heads if n_heads else 0)
+    head_dim = _head_dim(values)
     value_dim = values.optional_integer("attention.value_length") or head_dim
     if value_dim != head_dim:
         raise values.unsupported(f"value heads of {value_dim} and key heads of {head_dim}: the format has one size")
@@ -129,7 +129,16 @@ def _rope(model: GgufFile, values: _Values) -> Raw:
 
 def _head_dim(values: _Values) -> int:
     length = values.optional_integer("attention.key_length")
-    return length or values.integer("embedding_length") // values.integer("attention.head_count")
+    return length or _width_by_heads(values)
+
+
+def _width_by_heads(values: _Values) -> int:
+    dim, n_heads = values.integer("embedding_length"), values.integer("attention.head_count")
+    if not 1 <= n_heads <= dim:
+        raise FormatError(
+            f"{values.model.title}: {values.prefix}.attention.head_count is {n_heads}, must be 1 to {dim}, the width"
+        )
+    return dim // n_heads
 
 
 def _scaling(values: _Values) -> Raw | None:
@@ -167,7 +176,10 @@ def _yarn(values: _Values, factor: float) -> Raw:
     if log_mul:
         params |= {"mscale": 1.0, "mscale_all_dim": log_mul}
     if given is not None and given != 1.0:
-        params["attention_factor"] = given * _mscale(factor) / (_mscale(factor, log_mul) if log_mul else 1.0)
+        divisor = _mscale(factor, log_mul) if log_mul else 1.0
+        if divisor <= 0:
+            raise FormatError(f"{values.model.title}: {values.prefix}.rope.scaling.yarn_log_multiplier is {log_mul:g}")
+        params["attention_factor"] = given * _mscale(factor) / divisor
     noted = values.model.get(ATTN_FACTOR_KEY, float)
     if noted is not None and math.isclose(noted, params.get("attention_factor", _mscale(factor)), rel_tol=1e-6):
         params["attention_factor"] = noted
@@ -285,7 +297,7 @@ def _seed_oss(values: _Values, _raw: Raw) -> Raw:
 def _gemma_scale(values: _Values) -> float:
     """query_pre_attn_scalar: the head size, but for the 27B models dim / heads; GGUF does not state it."""
     if values.n_layers() == _SCALED_BY_WIDTH[values.prefix]:
-        return values.integer("embedding_length") // values.integer("attention.head_count")
+        return _width_by_heads(values)
     return _head_dim(values)
 
 

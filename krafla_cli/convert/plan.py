@@ -31,11 +31,13 @@ from krafla_cli.formats.mlb import (
     TensorSpec,
     tensors,
 )
+from krafla_cli.formats.mlb_file import flag_rule
 from krafla_cli.formats.text import printable
 from krafla_cli.parts import Part, Transform
 from krafla_cli.quant.ggml_blocks import block_order
 from krafla_cli.rope import interleaved_order
 
+_FLOATS = ("F32", "F16", "BF16")
 # Where a checkpoint keeps the language model: alone, or inside an image-text model (old and new naming).
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
 _HEAD_PREFIXES = ("", "language_model.", "model.language_model.", "model.")
@@ -78,9 +80,9 @@ class Plan:
 class Options:
     """What the user chose. ``q4_rule`` None: the family's. ``q8_mask``: classes kept in Q8_0 with wtype q4.
 
-    ``wtype`` None: q4, but matrices that the source has in Q8_0 stay so, class by class. ``imatrix``: path of an MLI1
-    file; it implies the rule "fit". ``target_bpw``: in place of a q8_mask, the bits per weight that the best one may
-    take.
+    ``wtype`` None: q4, but matrices that the source has in Q8_0 stay so, class by class, or all. ``imatrix``: path of
+    an MLI1 file; it implies the rule "fit". ``target_bpw``: in place of a q8_mask, the bits per weight that the best
+    one may take.
     """
 
     wtype: str | None = None
@@ -100,22 +102,23 @@ def make_plan(family: Family, config: ModelConfig, fields: dict[str, Any], sourc
     if options.wtype is not None:
         return _make_plan(family, config, fields, source, options)
     plan = _make_plan(family, config, fields, source, replace(options, wtype="q4"))
-    q8_classes, all_q8 = _stored_as_q8(plan, source)
-    if options.q8_mask or not q8_classes:
+    q8_classes, is_q8 = _stored_as_q8(plan, source)
+    if options.q8_mask or not (q8_classes or is_q8):
         return plan
-    chosen = replace(options, wtype="q8") if all_q8 else replace(options, wtype="q4", q8_mask=q8_classes)
+    chosen = replace(options, wtype="q8") if is_q8 else replace(options, wtype="q4", q8_mask=q8_classes)
     return _make_plan(family, config, fields, source, chosen)
 
 
 def _stored_as_q8(plan: Plan, source: Source) -> tuple[int, bool]:
-    """The bits of the classes all of whose matrices the source has in Q8_0 blocks; and whether that is all of them."""
-    other = {
-        MATRIX_CLASS[t.spec.role]
-        for t in plan.tensors
-        if t.spec.role in MATRIX_CLASS and source.block_encoding(t.source) != "q8_0"
-    }
-    classes = {MATRIX_CLASS[t.spec.role] for t in plan.tensors if t.spec.role in MATRIX_CLASS}
-    return sum(Q8_CLASSES[c] for c in classes - other), not other
+    """The bits of the classes all of whose matrices the source has in Q8_0 blocks; and whether it is a Q8_0 model.
+
+    It is one too where some matrices, not most, are plain floats: those whose rows or columns do not fit blocks.
+    """
+    matrices = [t for t in plan.tensors if t.spec.role in MATRIX_CLASS]
+    other = [t for t in matrices if source.block_encoding(t.source) != "q8_0"]
+    classes = {MATRIX_CLASS[t.spec.role] for t in matrices} - {MATRIX_CLASS[t.spec.role] for t in other}
+    is_q8 = 2 * len(other) < len(matrices) and all(source.dtype(t.source) in _FLOATS for t in other)
+    return sum(Q8_CLASSES[c] for c in classes), is_q8
 
 
 def _make_plan(family: Family, config: ModelConfig, fields: dict[str, Any], source: Source, options: Options) -> Plan:
@@ -145,6 +148,7 @@ def _prefix(source: Source, family: Family) -> str:
 def _vocab(config: ModelConfig, source: Source, name: str, dim: int) -> int:
     """Rows of the embedding. A config that says otherwise is refused; -1 and null say nothing."""
     shape = source.settled_shape(name, (-1, dim))
+    source.check_weights(name)  # of a type that is not known the number of weights is not, either
     rows = shape[0] if shape else 0
     stated = config.optional_integer("vocab_size", least=-1) if config.has("vocab_size") else None
     if stated is not None and stated > 0 and stated != rows:
@@ -162,11 +166,20 @@ def _header(config: ModelConfig, fields: dict[str, Any], options: Options, remar
         scale_f16=int(options.scales == "f16"),
         q8_mask=options.q8_mask,
     )
-    fault = next(LAYOUT.faults(_as_stored(header)), None)
+    stored = _as_stored(header)
+    fault = next(LAYOUT.faults(stored), None)
     if fault is not None:
         kind = ShapeError if fault.status == ShapeError.status else FormatError
         raise kind(f"{config.where}: cannot be stored: {fault.where}: {fault.message}")
+    _check_flags(replace(header, **stored), config)
     return header
+
+
+def _check_flags(header: Header, config: ModelConfig) -> None:
+    for layer, flags in enumerate(header.flags):
+        rule = flag_rule(header, flags)
+        if rule is not None:
+            raise FormatError(f"{config.where}: cannot be stored: flags of layer {layer}: {rule}")
 
 
 def _as_stored(header: Header) -> dict[str, Any]:
@@ -279,7 +292,7 @@ def _stored_blocks(source: Source, plans: list[TensorPlan], options: Options) ->
     anew: dict[str, int] = {}
     for plan in quantized:
         dtype = source.dtype(plan.source)
-        if not plan.copied and dtype not in ("F32", "F16", "BF16"):
+        if not plan.copied and dtype not in _FLOATS:
             anew[dtype] = anew.get(dtype, 0) + 1
     copied = sum(p.copied for p in quantized)
     if copied:

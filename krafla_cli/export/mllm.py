@@ -22,6 +22,8 @@ from krafla_cli.quant import ggml_blocks
 def write_mllm(model: OpenedModel, path: Path, force: bool, progress: Progress) -> None:
     """Writes ``path``. Raises FileError, FormatError, UnsupportedError."""
     config = checkpoint_config(model)
+    if model.provenance.get("family") != config.family:  # an MLLM file does not say what it is
+        progress.warn(f"no settings say what the model was: names and rows are those of a {config.family} checkpoint")
     targets = checkpoint_targets(model.mlb, config.layout, config.hidden_dim)
     rounding = ScaleRounding(str(model.path))
     with atomic_output(path, force, inputs=(model.path, *files_beside(model.path))) as file:

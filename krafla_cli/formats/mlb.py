@@ -109,7 +109,16 @@ class Header:
     hidden_dim: int = _entry(24, "I", "FFN width", _size(), _multiple_of(BLOCK))
     vocab: int = _entry(28, "I", "vocabulary size", _size(MAX_VOCAB, least=3))
     max_seq: int = _entry(32, "I", "longest context in positions", _size(MAX_SEQ))
-    rope_theta: float = _entry(36, "f", "RoPE base", _FINITE, _POSITIVE, default=10000.0)
+    rope_theta: float = _entry(
+        36,
+        "f",
+        "RoPE base",
+        _FINITE,
+        _POSITIVE,
+        # The ramp of yarn divides by its logarithm.
+        _for_rope((ROPE_YARN,), lambda v, _: v != 1, "must not be 1 with yarn"),
+        default=10000.0,
+    )
     norm_eps: float = _entry(40, "f", "RMSNorm epsilon", _FINITE, _NOT_NEGATIVE, default=1e-5)
     wtype: int = _entry(44, "I", "weight type: 1 Q8_0, 2 Q4_0", _format(one_of(1, 2), "must be 1 (Q8_0) or 2 (Q4_0)"))
     shared_classifier: int = _entry(48, "I", "non-zero: tok_emb is the classifier too")

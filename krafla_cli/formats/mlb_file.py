@@ -177,14 +177,14 @@ def _check_flags(data: memoryview, header: Header, report: Report) -> bool:
         report.faults.append(_short(data, "layer_flags", HEADER_BYTES, HEADER_BYTES + header.n_layers))
         return False
     for layer, flags in enumerate(data[HEADER_BYTES : HEADER_BYTES + header.n_layers]):
-        rule = _flag_rule(header, flags)
+        rule = flag_rule(header, flags)
         if rule:
             report.fault(FORMAT, f"layer_flags[{layer}]", HEADER_BYTES + layer, f"{rule}, is {flags}")
     return report.valid
 
 
-def _flag_rule(header: Header, flags: int) -> str | None:
-    """The rule that a flag byte breaks, if any."""
+def flag_rule(header: Header, flags: int) -> str | None:
+    """The rule that a byte of the layer flags breaks, if any."""
     if flags & ~_KNOWN_FLAGS:
         return "bits other than 1, 2, 4, 8 must be 0"
     if flags & LAYER_LOCAL_ROPE and flags & LAYER_NO_ROPE:

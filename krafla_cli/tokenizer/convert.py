@@ -16,6 +16,7 @@ from krafla_cli.formats.mlt import (
     ATTR_ADDED,
     ATTR_BYTE,
     MAX_VOCAB,
+    SPACE_MARK,
     Flag,
     Kind,
     Mlt,
@@ -214,6 +215,8 @@ def _check_added(kind: Kind, content: str) -> None:
         stands_for_byte = byte_token_value(content) is not None
         if stands_for_byte:
             raise refuse(f"added token {printable(content)!r}", "is a byte-fallback token as well")
+        if content == SPACE_MARK:  # as an added token it is no piece, and spaces in text would have none
+            raise refuse(f"added token {content!r}", "is the piece of a space as well")
         return
     data = byte_level_bytes(content)
     if data is not None and data != content.encode("utf-8"):

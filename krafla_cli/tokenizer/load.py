@@ -7,21 +7,21 @@ import os
 from tokenizers import Tokenizer
 
 from krafla_cli.formats import mlt
-from krafla_cli.formats.cursor import map_file
 from krafla_cli.tokenizer.build import build_tokenizer
-from krafla_cli.tokenizer.source import load_json, tokenizer_path
+from krafla_cli.tokenizer.source import is_mlt, load_json, tokenizer_path
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer in a .mlt, a tokenizer.json, or a folder with a tokenizer.json.
 
-    Raises FileError, FormatError; UnsupportedError for a .mlt whose tokens leave open how text is encoded.
+    Raises FileError, FormatError, InputError (a model's file); UnsupportedError for a .mlt whose tokens leave open how
+    text is encoded.
 
     >>> tokenizer = krafla_cli.load_tokenizer("demo.mlt")
     >>> tokenizer.decode(tokenizer.encode("a small boat").ids)
     'a small boat'
     """
     found = tokenizer_path(path)
-    if map_file(found)[:4] == mlt.MAGIC:
+    if is_mlt(found):
         return build_tokenizer(mlt.read(found), str(found))
     return load_json(found)

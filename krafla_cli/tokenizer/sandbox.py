@@ -29,6 +29,8 @@ _LONG_NUMBER = re.compile(r"[0-9]{5,}")
 _BUDGET_FILTER = "_loop_steps"
 # Filters and methods that can make much out of little; their cost is known before they run.
 _GROWING = frozenset({"join", "replace", "tojson", "string", "pprint", "format", "format_map", "indent", "wordwrap"})
+# Of these, the ones whose first argument is a format.
+_FORMATTING = frozenset({"format", "format_map"})
 
 
 class Budget:
@@ -104,7 +106,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         elif operator == "%":
             values = right if isinstance(right, tuple) else (right,)
             # "%*d" takes its width from a value; other values may be as large as they like.
-            self._check_arguments((left, *values) if isinstance(left, str) and "*" in left else (left,), {})
+            if isinstance(left, str) and "*" in left:
+                self._check_numbers(values)
+            self._check_format(left)
             self.budget.make(_size(right, self.budget))
         result = super().call_binop(context, operator, left, right)
         self.budget.make(len(result) if isinstance(result, Sized) else 1)
@@ -139,7 +143,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return guarded
 
     def _check_growth(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._check_arguments(args, kwargs)
+        self._check_numbers((*args[1:], *kwargs.values()))
+        if name in _FORMATTING:  # in no other place is a text, which may be a message, read as a format
+            self._check_format(args[0] if args else "")
         if name not in _GROWING:
             return
         sizes = [_size(a, self.budget) for a in (*args, *kwargs.values())]
@@ -151,16 +157,19 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         else:
             self.budget.make(sum(sizes))
 
-    def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Widths, indents and repetitions, as numbers or inside of a format, are small in any real template."""
-        for value in (*args[1:], *kwargs.values()):
+    def _check_numbers(self, values: Iterable[Any]) -> None:
+        """Widths, indents and repetitions are small in any real template."""
+        for value in values:
             if isinstance(value, int) and abs(value) > _MAX_NUMBER:
                 raise SecurityError(f"the template uses the number {value} where the limit is {_MAX_NUMBER}")
-        if args and isinstance(args[0], str) and ("{" in args[0] or "%" in args[0]):
-            self._check_format(args[0])
 
-    def _check_format(self, text: str) -> None:
-        for spec in re.findall(r"%[-+ #0-9.*]*|\{[^{}]{0,99}\}", text):
+    def _check_format(self, form: Any) -> None:
+        """So are widths inside of a format, and none is taken from a value."""
+        if not isinstance(form, str):
+            return
+        if re.search(r"\{[^{}]*\{", form.replace("{{", "").replace("}}", "")):
+            raise SecurityError("the template formats with a field inside of a field")
+        for spec in re.findall(r"%[-+ #0-9.*]*|\{[^{}]{0,99}\}", form):
             if _LONG_NUMBER.search(spec):
                 raise SecurityError("the template formats with a width of more than four digits")
 

@@ -15,7 +15,6 @@ from krafla_cli.errors import FileError, FormatError, InputError
 from krafla_cli.formats.cursor import map_file
 from krafla_cli.formats.detect import FORMATS
 from krafla_cli.formats.json_file import MAX_JSON_BYTES, parse_json, read_json_object
-from krafla_cli.formats.mlt import MAGIC
 from krafla_cli.formats.text import printable
 from krafla_cli.tokenizer.pipeline import parts
 
@@ -57,15 +56,21 @@ def tokenizer_path(path: str | os.PathLike[str]) -> Path:
 def read_source(path: str | os.PathLike[str]) -> Source:
     """Reads a folder's tokenizer or a tokenizer.json. Raises FileError, FormatError, InputError (it is a .mlt)."""
     found = tokenizer_path(path)
-    start = bytes(map_file(found)[:8])
-    kind = next((f for f in FORMATS if start.startswith(f.magic)), None)
-    if kind is not None and kind.kind != "mlt":
-        hint = "its tokenizer is beside it" if kind.kind == "mlb" else "it is no tokenizer"
-        raise InputError(f"{printable(str(found))} is a {kind.title}; {hint}; give a tokenizer.json or a .mlt")
-    if start[:4] == MAGIC:
+    if is_mlt(found):
         raise InputError(f"{printable(str(found))} is a .mlt already; --encode, --decode and --dump show what is in it")
     document = read_json_object(found)
     return Source(found, document, load_json(found), read_config(found.parent))
+
+
+def is_mlt(path: Path) -> bool:
+    """Whether a file is a .mlt, else a tokenizer.json to be read. Raises FileError, InputError (a model's file)."""
+    start = bytes(map_file(path)[:8])
+    kind = next((f for f in FORMATS if start.startswith(f.magic)), None)
+    if kind is None or kind.kind == "mlt":
+        return kind is not None
+    hint = {"mlb": "its tokenizer is beside it", "gguf": "mlb convert writes its tokenizer beside the model"}
+    what = hint.get(kind.kind, "it is no tokenizer")
+    raise InputError(f"{printable(str(path))} is a {kind.title}; {what}; give a tokenizer.json or a .mlt")
 
 
 def source_of(document: dict[str, Any], config: dict[str, Any], name: str) -> Source:

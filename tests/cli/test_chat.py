@@ -213,6 +213,19 @@ def test_from_a_pipe_replies_are_plain_and_errors_end_it(
     assert run(model, "--chat") == (1, "", 'mlb: error: the message that """ begins has no """ at its end\n')
 
 
+@pytest.mark.parametrize("name", ["m.mlb", "m.json", "m.tokenizer.json"])
+def test_a_conversation_is_never_saved_over_the_models_files(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    model = _saying(tmp_path, "the cat")
+    before = (tmp_path / name).read_bytes()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"/save {tmp_path / name}\n"))
+    code, out, err = run(model, "--chat", "--force")
+    assert (code, out) == (1, "")
+    assert "it is the input itself; give another name" in err
+    assert (tmp_path / name).read_bytes() == before
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # One turn, and wrong usage
 

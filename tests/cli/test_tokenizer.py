@@ -154,6 +154,7 @@ def test_wrong_use(
 def test_sources_that_are_none(tmp_path: Path, converted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bad.mlt").write_bytes(b"MLT1" + bytes(60))
     (tmp_path / "other.bin").write_bytes(b"\x00\x01\x02")
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(20))
     for args, message in (
         ([tmp_path / "none"], "cannot open"),
         ([tmp_path], "has no tokenizer.json"),
@@ -161,6 +162,7 @@ def test_sources_that_are_none(tmp_path: Path, converted: Path, capsys: pytest.C
         ([tmp_path / "bad.mlt", "--encode", "a"], "version at offset 4: must be 1, is 0"),
         ([tmp_path / "other.bin", "--encode", "a"], "the tokenizers library cannot read it"),
         ([tmp_path / "other.bin"], "other.bin"),
+        ([tmp_path / "m.gguf", "--encode", "a"], "is a GGUF model; mlb convert writes its tokenizer beside the model"),
     ):
         code, out, err = run(capsys, *args)
         assert (code, out, err.count("\n")) == (1, "", 1)

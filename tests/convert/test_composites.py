@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from krafla_cli.convert.pipeline import Options, convert
+from krafla_cli.errors import FormatError
 from krafla_cli.formats.mlb_file import open_mlb
 from krafla_cli.runtime.engine import EngineOptions
 from krafla_cli.runtime.engines import open_engine
@@ -113,3 +114,11 @@ def test_new_and_old_config_give_the_same_header(tmp_path: Path) -> None:
         rope_scaling={"rope_type": "linear", "factor": 8.0},
     )
     assert convert(folder, tmp_path / "old.mlb").plan.header == new
+
+
+@pytest.mark.parametrize("theta", [0.0, 1e-50])
+def test_a_local_base_that_the_format_cannot_hold(theta: float, tmp_path: Path) -> None:
+    folder = save(random_model(CHECKPOINTS["gemma3"], 0), tmp_path / "hf")
+    edit_config(folder, rope_parameters=..., rope_local_base_freq=theta)
+    with pytest.raises(FormatError, match=r"flags of layer 0: local RoPE \(2\) needs rope_local_theta > 0"):
+        convert(folder, tmp_path / "m.mlb")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,18 @@ def test_classes_stay_in_q8_0(tmp_path: Path) -> None:
     assert read_sidecar(tmp_path / "a.json").provenance["options"]["q8_mask"] == 65
     assert convert(path, tmp_path / "b.mlb", options=Options("q4")).plan.header.q8_mask == 0
     assert convert(path, tmp_path / "c.mlb", options=Options(q8_mask=8)).plan.header.q8_mask == 8
+
+
+@pytest.mark.parametrize(("n_float", "wtype"), [(0, "q8"), (1, "q8"), (2, "q8"), (7, "q4")])
+def test_a_q8_0_model_with_some_floats_stays_q8(n_float: int, wtype: str, tmp_path: Path) -> None:
+    """Matrices whose blocks did not fit are plain floats in files of this tool and of others."""
+    names = ("attn_output", "ffn_down", "attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
+
+    def choose(key: str, array: np.ndarray) -> Types:
+        return Types.F32 if array.ndim == 1 or any(n in key for n in names[:n_float]) else Types.Q8_0
+
+    path = write_gguf(seeded_model("llama"), tmp_path / "m.gguf", choose)
+    assert convert(path, tmp_path / "a.mlb").options.wtype == wtype
 
 
 @pytest.mark.parametrize("kind", [Types.Q4_1, Types.Q5_0, Types.Q5_1])
@@ -261,6 +274,23 @@ def test_refusals(tmp_path: Path) -> None:
         tensors=(description("rope_freqs.weight", (8,), 0, 0),),
     )  # fmt: skip
     refuse(tmp_path, FormatError, "tensor .*token_embd.weight is missing", *SIZES)
+
+
+@pytest.mark.parametrize("n_heads", [0, 1 << 20])
+def test_heads_that_leave_no_size(n_heads: int, tmp_path: Path) -> None:
+    sizes = [p for p in SIZES if b"head_count" not in p and b"key_length" not in p]
+    heads = pair("llama.attention.head_count", 4, n_heads)
+    refuse(tmp_path, FormatError, f"attention.head_count is {n_heads}, must be 1 to", *sizes, heads)
+
+
+def test_a_yarn_factor_of_zero_below(tmp_path: Path) -> None:
+    yarn = [
+        pair("llama.rope.scaling.type", 8, "yarn"),
+        pair("llama.rope.scaling.factor", 6, math.e),
+        pair("llama.rope.scaling.attn_factor", 6, 2.0),
+        pair("llama.rope.scaling.yarn_log_multiplier", 6, -20.0),
+    ]
+    refuse(tmp_path, FormatError, "rope.scaling.yarn_log_multiplier is -20", *SIZES, *yarn)
 
 
 @pytest.mark.parametrize("name", ["bert", "qwen3moe", "\x1b[2J"])

@@ -155,6 +155,14 @@ def test_types_without_weights_are_refused(kind: str, n_bytes: int, message: str
         convert(path, tmp_path / "m.mlb", config=folder)
 
 
+def test_an_embedding_of_unknown_layout(tmp_path: Path) -> None:
+    weights = llama.tensors()
+    folder = llama.write(tmp_path / "hf", weights=weights)
+    (tmp_path / "m.mllm").write_bytes(v1(*((n, a.tobytes(), BY_NAME["Q1_K"].mllm or 0) for n, a in weights.items())))
+    with pytest.raises(UnsupportedError, match="Q1_K: the layout of its blocks is not published"):
+        convert(tmp_path / "m.mllm", tmp_path / "m.mlb", config=folder)
+
+
 def test_mxfp4_scale_of_nan(tmp_path: Path) -> None:
     weights = llama.tensors()
     folder = llama.write(tmp_path / "hf", weights=weights)

@@ -108,6 +108,18 @@ def test_f32_scales_are_rounded(tmp_path: Path) -> None:
     assert 0 < float(remark.split()[-1]) < 1e-3
 
 
+def test_without_settings_the_kind_is_told(tmp_path: Path) -> None:
+    """A Helium model is written as the Llama model that computes the same; a config of Helium would misread it."""
+    assert exported("helium", tmp_path) == []
+    (tmp_path / "m.json").unlink()
+    remarks = Remarks()
+    export(tmp_path / "m.mlb", "mllm", tmp_path / "n.mllm", progress=remarks)
+    assert remarks.texts == [
+        "warning: no settings say what the model was: names and rows are those of a llama checkpoint"
+    ]
+    assert (tmp_path / "n.mllm").read_bytes() != (tmp_path / "m.mllm").read_bytes()
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     exported("llama", tmp_path, wtype="q8")
     with pytest.raises(FileError, match=r"m.mllm exists already"):

@@ -63,6 +63,7 @@ HEADER_FAULTS = [
     (FORMAT, YARN, "rope_high_freq_factor", 32.0, "must be > 0 and < beta_fast, is 32"),
     (FORMAT, YARN, "rope_orig_max_seq", 0, "must be > 0, is 0"),
     (FORMAT, YARN, "rope_attn_factor", 0.0, "must be > 0 with yarn, is 0"),
+    (FORMAT, YARN, "rope_theta", 1.0, "must not be 1 with yarn, is 1"),
     (FORMAT, MINIMAL, "rope_attn_factor", 1.0, "must be 0 without yarn, is 1"),
     (FORMAT, MINIMAL, "qkv_bias", 2, "must be 0 or 1, is 2"),
     (FORMAT, MINIMAL, "qk_norm", 2, "must be 0 or 1, is 2"),

@@ -303,6 +303,9 @@ def test_pieces_and_tokens_that_have_two_meanings(tmp_path: Path, toy: Toy) -> N
     document = toy("llama2")
     document["added_tokens"].append(toys.added(3, "<0x00>"))
     assert "added token '<0x00>': is a byte-fallback token as well" in refusal(tmp_path / "c", document)
+    document = toy("llama2")
+    document["added_tokens"].append(toys.added(document["model"]["vocab"]["▁"], "▁"))
+    assert "added token '▁': is the piece of a space as well" in refusal(tmp_path / "e", document)
     document = toy("gpt2")
     document["added_tokens"][2]["id"] += 5
     assert "tokenizer.json gives it id" in refusal(tmp_path / "d", document)

@@ -80,6 +80,9 @@ LARGE = [
     "{{ '%100000000000d' | format(1) }}",
     "{{ '{:>100000000000}'.format(1) }}",
     "{{ '{:>{}}'.format(1, 100000000000) }}",
+    "{{ '{:{}}'.format(1, '>10000000000') }}",
+    "{{ '{0:{1[0]}}'.format(1, ['>10000000000']) }}",
+    "{{ '{x:{y}}'.format_map({'x': 1, 'y': '>10000000000'}) }}",
     "{{ messages | tojson(indent=100000000000) }}",
     "{{ [1] | batch(100000000000, 'x') | list }}",
     "{{ [1] | slice(100000000000) | list }}",
@@ -112,6 +115,17 @@ def test_a_long_conversation_is_within_the_bounds() -> None:
     assert len(ChatTemplate(source).render(messages)) > 9_000_000
 
 
+@pytest.mark.parametrize("content", ['{"id": 1234567}', "5% 12000 people", "{:>100000}", "%100000d", "{%12341234"])
+@pytest.mark.parametrize(
+    "source",
+    ["{{ m.content | trim }}", "{{ m.content.strip() }}", "{{ m.content.split('|')[0] }}", "{{ '%s' % m.content }}",
+     "{{ '{}'.format(m.content) }}", "{{ '%s' | format(m.content) }}", "{{ m.content | replace('a', 'b') }}"],
+)  # fmt: skip
+def test_what_looks_like_a_format_in_a_message_is_text(source: str, content: str) -> None:
+    messages = [{"role": "user", "content": content}]
+    assert ChatTemplate("{% for m in messages %}" + source + "{% endfor %}").render(messages) == content
+
+
 @pytest.mark.parametrize(
     ("source", "text"),
     [
@@ -131,6 +145,7 @@ def test_a_long_conversation_is_within_the_bounds() -> None:
         ("{{ bos_token }}{{ eos_token }}{{ tools is none }}{{ documents is none }}", "<s>TrueTrue"),
         ("{{ messages[0]['content'] }}{{ messages[-1].role }}", "hello <b>user"),
         ("{% macro m(a) %}[{{ a }}]{% endmacro %}{{ m('x') ~ m(1) }}", "[x][1]"),
+        ("{{ '{{\"a\": {}}}{}'.format(1, 2) }}", '{"a": 1}2'),
     ],
 )  # fmt: skip
 def test_templates_see_what_transformers_shows_them(source: str, text: str) -> None:
