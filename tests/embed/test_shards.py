@@ -18,9 +18,9 @@ import pytest
 
 from krafla_cli import open_embedder
 from krafla_cli.embed import shards
-from krafla_cli.embed.corpus import expand
 from krafla_cli.embed.shards import Options, Report, embed_corpus
 from krafla_cli.errors import DataError, FileError, FormatError, InputError, MlbError
+from krafla_cli.globs import expand
 from krafla_cli.pool import LocalPool
 from krafla_cli.progress import SILENT, Progress
 from tests.embed.jobs import FAULTS, N_SHARDS, tree, write_corpus, write_model
