@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -92,18 +93,26 @@ class DyingPool(Pool):
 
 
 def open_dying(open_worker: Callable[[], Callable[[Any], Any]], markers: Path, how: str) -> Callable[[Any], Any]:
-    worker = open_worker()
+    worker, marked = open_worker(), False
 
     def work(unit: Any) -> Any:
-        for marker in markers.iterdir():
-            marker.unlink()
+        nonlocal marked
+        if not marked and (marked := _taken(markers)):
             if how == "signal":
                 os.kill(os.getpid(), signal.SIGKILL)
             Killer(2, None).install()  # in the second call that changes the disk: half a shard is written
-            break
         return worker(unit)
 
     return work
+
+
+def _taken(markers: Path) -> bool:
+    """Whether there was a marker, which no other worker has taken meanwhile."""
+    for marker in markers.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            marker.unlink()
+            return True
+    return False
 
 
 # ---------------------------------------------------------------------------------------------------------------------
