@@ -207,7 +207,8 @@ def test_embedding_with_workers_that_die(pool: Pool, folder: Path, remarks: Rema
     report = embed(DyingPool(pool, folder / "markers", 2, how), "out")
     assert tree(Path("out")) == tree(Path("one"))
     assert (report.n_texts, report.messages) == (119, FAULTS)
-    assert len(remarks.warnings) >= 2
+    # A worker that is to die at a write lives on where all that is left for it are files that cannot be read.
+    assert len(remarks.warnings) >= (2 if how == "signal" else 1)
     assert not list((folder / "markers").iterdir())
 
 
