@@ -32,6 +32,7 @@ _TEKKEN_PATTERN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN35_PATTERN = SINGLE_DIGIT_PATTERN.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"^\s\p{L}", r"^\s\p{L}\p{M}")
 _SEED_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -58,6 +59,7 @@ _SPLITTINGS: dict[str, _Splitting] = {
     "dbrx": _Splitting(LLAMA3_PATTERN),
     "chatglm-bpe": _Splitting(LLAMA3_PATTERN),
     "qwen2": _Splitting(SINGLE_DIGIT_PATTERN, nfc=True),
+    "qwen35": _Splitting(_QWEN35_PATTERN, nfc=True),
     "deepseek-r1-qwen": _Splitting(SINGLE_DIGIT_PATTERN),
     "gpt-2": _Splitting(GPT2_PATTERN),
     "smollm": _Splitting(GPT2_PATTERN, digits=True),

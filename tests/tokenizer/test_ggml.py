@@ -62,6 +62,7 @@ def metadata(document: Json, model: str, pre: str | None = None, **more: Any) ->
         (toys.sequence(toys.split(toys.LLAMA3), toys.BYTE_LEVEL), None, True, "llama-bpe"),
         (toys.sequence(toys.split(toys.LLAMA3), toys.BYTE_LEVEL), None, False, "smaug-bpe"),
         (toys.sequence(toys.split(toys.QWEN2), toys.BYTE_LEVEL), toys.NFC, False, "qwen2"),
+        (toys.sequence(toys.split(toys.QWEN35), toys.BYTE_LEVEL), toys.NFC, False, "qwen35"),
         (toys.GPT2_BYTE_LEVEL, None, False, "gpt-2"),
     ],
 )
