@@ -111,7 +111,12 @@ def _of_folder(
     """A checkpoint whose config, tokenizer and companions lie in ``folder``; refused before its weights are opened."""
     family = family_of(config)
     config = config.with_defaults(family.defaults)
-    family.header(config)
+    fields = family.header(config)
+    if fields["rot_dim"] and not family.partial_rope:
+        raise config.unsupported(
+            f"partial_rotary_factor: transformers ignores it in family {family.name}, others do not; remove it or "
+            "set it to 1"
+        )
     return Checkpoint(
         name=name,
         inputs=inputs,

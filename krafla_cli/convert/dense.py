@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from krafla_cli.convert.checkpoint import open_checkpoint
 from krafla_cli.convert.plan import Options
-from krafla_cli.convert.tensors import load
+from krafla_cli.convert.tensors import check_tied_head, load
 from krafla_cli.formats.mlb import Header, TensorSpec
 from krafla_cli.quant.blocks import widen
 
@@ -25,5 +25,6 @@ def open_dense(
     """
     checkpoint = open_checkpoint(Path(src))
     source, plan = checkpoint.source, checkpoint.plan(Options(wtype="q8"))
+    check_tied_head(plan, source)
     plans = {tensor.spec.name: tensor for tensor in plan.tensors}
     return plan.header, lambda spec: np.ascontiguousarray(widen(load(plans[spec.name], source)))

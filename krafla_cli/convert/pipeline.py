@@ -17,7 +17,7 @@ from krafla_cli.convert.importance import Importance
 from krafla_cli.convert.mix import Mix, choose_mix
 from krafla_cli.convert.plan import Options, Plan
 from krafla_cli.convert.stream import InWork, in_work
-from krafla_cli.convert.tensors import Encoding, Quantizer, encoding_of
+from krafla_cli.convert.tensors import Encoding, Quantizer, check_tied_head, encoding_of
 from krafla_cli.convert.tokenizer_files import TokenizerFile
 from krafla_cli.errors import FileError, UsageError
 from krafla_cli.formats import mli
@@ -107,6 +107,7 @@ def convert(
         given = (Path(options.imatrix),) if options.imatrix is not None else ()
         for target in (output, *files_beside(output)):
             check_target(target, force, inputs=(*checkpoint.inputs, *given))
+        check_tied_head(plan, checkpoint.source)
     importance = None
     if options.imatrix is not None:
         title = printable(options.imatrix)

@@ -66,7 +66,8 @@ class TensorPlan:
 class Plan:
     """A conversion, decided: the header with its flags, the tensors in file order, and remarks for people.
 
-    ``options``: the user's, with a wtype.
+    ``options``: the user's, with a wtype. ``tied_head``: a classifier that is left out, since the embedding is in its
+    place.
     """
 
     family: Family
@@ -74,6 +75,7 @@ class Plan:
     options: Options
     tensors: list[TensorPlan]
     remarks: list[str] = field(default_factory=list)
+    tied_head: str | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,8 @@ def _make_plan(family: Family, config: ModelConfig, fields: dict[str, Any], sour
     plans = [namer.plan(spec) for spec in tensors(header) if spec.role != "layer_flags"]
     remarks += _check_all_used(family, source, plans, header)
     remarks += _stored_blocks(source, plans, options)
-    return Plan(family, header, options, plans, remarks)
+    tied_head = next((n for n in source.shapes() if _is_head(n)), None) if header.shared_classifier else None
+    return Plan(family, header, options, plans, remarks, tied_head)
 
 
 def _prefix(source: Source, family: Family) -> str:
@@ -265,6 +268,10 @@ class _Namer:
         return order if selected is None else selected[order]
 
 
+def _is_head(name: str) -> bool:
+    return name.endswith("lm_head.weight")
+
+
 def _check_all_used(family: Family, source: Source, plans: list[TensorPlan], header: Header) -> Iterator[str]:
     """Nothing of a checkpoint is dropped in silence: unknown tensors are refused, known ones named in a remark."""
     used = {p.source for p in plans}
@@ -272,7 +279,7 @@ def _check_all_used(family: Family, source: Source, plans: list[TensorPlan], hea
     for name in source.shapes():
         if name in used or BUFFERS.search(name):
             continue
-        if header.shared_classifier and name.endswith("lm_head.weight"):
+        if header.shared_classifier and _is_head(name):
             left["lm_head (tied to the embedding)"] = 1
         elif family.leaves_out(name) or any(re.search(p, name) for p in NOT_TEXT):
             group = name.split(".")[0] if not name.startswith("model.") else ".".join(name.split(".")[:2])

@@ -18,11 +18,13 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 _NO_SCALING = ("default", "mrope", None)  # mrope: three position streams, all the same for text
 
 
-def rope_fields(config: ModelConfig, head_dim: int) -> dict[str, Any]:
-    """The header's RoPE fields for the layers of full attention (all layers, in most families).
+def rope_fields(config: ModelConfig, head_dim: int, sliding_differ: bool = False) -> dict[str, Any]:
+    """The header's RoPE fields for the layers of full attention; in most families (not ``sliding_differ``) for all.
 
     Raises FormatError (a value is missing or wrong), UnsupportedError (a scheme that the format does not hold).
     """
+    if not sliding_differ:
+        _check_one_rope(config)
     params = rope_params(config, FULL)
     rot_dim = rotated_dim(config, params, head_dim)
     fields = {"rope_theta": theta_of(config, params), "rot_dim": rot_dim if rot_dim != head_dim else 0}
@@ -39,14 +41,15 @@ def rope_fields(config: ModelConfig, head_dim: int) -> dict[str, Any]:
 
 def local_theta(config: ModelConfig, default: float) -> float:
     """RoPE base of sliding layers that have their own; the format has no scaling for them. Raises UnsupportedError."""
-    if config.has("rope_local_base_freq"):
-        return config.number("rope_local_base_freq")
     params = rope_params(config, SLIDING) if is_nested(config) else {}
     scheme = rope_scheme(config, params)
     if scheme not in _NO_SCALING:
         raise config.unsupported(f'RoPE scheme "{printable(str(scheme))}" on sliding layers is not supported')
     value = params.get("rope_theta")
-    return default if value is None else config.checked_number("rope_theta", value)
+    if value is not None:
+        return config.checked_number("rope_theta", value)
+    local = config.optional_number("rope_local_base_freq")
+    return default if local is None else local
 
 
 def is_nested(config: ModelConfig) -> bool:
@@ -56,17 +59,41 @@ def is_nested(config: ModelConfig) -> bool:
 
 def rope_params(config: ModelConfig, layer_type: str) -> Mapping[str, Any]:
     """The RoPE parameters of ``layer_type``: rope_parameters (new), where missing rope_scaling (old)."""
-    params = config.section("rope_parameters") or config.section("rope_scaling")
+    new, old = config.section("rope_parameters"), config.section("rope_scaling")
+    params = new or old
     if any(isinstance(v, dict) for v in params.values()):
         nested = params.get(layer_type)
         if not isinstance(nested, dict):
             raise config.error("rope_parameters", f"has no entry for {layer_type}")
-        return nested
+        params = nested
+    if new and layer_type == FULL:
+        _check_same(config, params, old)
     return params
 
 
+def _check_same(config: ModelConfig, params: Mapping[str, Any], old: Mapping[str, Any]) -> None:
+    """rope_scaling beside rope_parameters: readers differ in which one counts, so they must say the same."""
+    renamed = {"rope_type" if key == "type" else key: value for key, value in old.items()}
+    known = {"rope_type": rope_scheme(config, params), **params}
+    wrong = next((key for key, value in renamed.items() if known.get(key) != value), None)
+    if wrong is not None:
+        raise config.error(
+            "rope_scaling", f"and rope_parameters are both given and differ in {printable(wrong)}; remove the wrong one"
+        )
+
+
+def _check_one_rope(config: ModelConfig) -> None:
+    """Layer types with RoPE parameters of their own, in a family whose layers all have the same."""
+    entries = {k: v for k, v in config.section("rope_parameters").items() if isinstance(v, dict)}
+    wrong = next((key for key, value in entries.items() if value != entries.get(FULL, value)), None)
+    if wrong is not None:
+        raise config.unsupported(
+            f"rope_parameters of {printable(wrong)} and {FULL} differ: this family has one RoPE for all layers"
+        )
+
+
 def rope_scheme(config: ModelConfig, params: Mapping[str, Any]) -> str | None:
-    """The value of rope_type or type; both may be given if they agree."""
+    """The value of rope_type or type; both may be given if they agree. A factor alone names no scheme."""
     new, old = params.get("rope_type"), params.get("type")
     for key, value in (("rope_type", new), ("type", old)):
         if not isinstance(value, (str, NoneType)):
@@ -74,6 +101,8 @@ def rope_scheme(config: ModelConfig, params: Mapping[str, Any]) -> str | None:
     # Some tools rewrote "mrope" to "default" under the new key and left the old one.
     if new is not None and old is not None and new != old and not {new, old} <= set(_NO_SCALING):
         raise config.error("rope_scaling", f"has rope_type {printable(str(new))} and type {printable(str(old))}")
+    if new is None and old is None and params.get("factor") is not None:
+        raise config.error("rope_scaling", f"has factor {shown_json(params['factor'])} and no rope_type")
     return new if new is not None else old
 
 
@@ -152,7 +181,10 @@ def _yarn(config: ModelConfig, params: Mapping[str, Any], rot_dim: int, theta: f
 
 def _check_truncate(config: ModelConfig, params: Mapping[str, Any], bounds: tuple[float, float]) -> None:
     """The format always rounds the bounds; ``truncate: false`` is the same only where both are whole already."""
-    if params.get("truncate", True) is False and any(b != int(b) for b in bounds):
+    truncate = params.get("truncate", True)
+    if truncate not in (None, False, True):
+        raise config.error("rope_scaling", f"has truncate {shown_json(truncate)}, which is neither true nor false")
+    if not truncate and any(b != int(b) for b in bounds):
         low, high = bounds
         raise config.unsupported(
             f"RoPE scheme yarn with truncate false is not supported: its bounds {low:.4g} and {high:.4g} are not whole"

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from krafla_cli.convert.plan import TensorPlan
+from krafla_cli.convert.plan import Plan, TensorPlan
 from krafla_cli.convert.sources import Source
 from krafla_cli.errors import DataError
 from krafla_cli.formats.mlb import TensorSpec
@@ -184,6 +184,39 @@ def _data_error(error: WeightError, plan: TensorPlan, source: Source, first_row:
     row = _source_row(plan, first_row + error.row)
     column = error.column if plan.columns is None else int(plan.columns[error.column])
     return DataError(f"{source.title}: {printable(plan.source)}: row {row}, column {column}: {error.reason}")
+
+
+def check_tied_head(plan: Plan, source: Source) -> None:
+    """Refuses to leave out a classifier that is not the embedding, whatever tie_word_embeddings says.
+
+    Some readers then use the one, some the other. Blocks are not compared: both tensors may be quantized differently.
+    Raises DataError naming the first row that differs.
+    """
+    if plan.tied_head is None:
+        return
+    names = (plan.tensors[0].source, plan.tied_head)
+    if any(source.dtype(name) not in ("F32", "F16", "BF16") for name in names):
+        return
+    embedding, head = (source.array(name) for name in names)
+    row = _first_difference(embedding, head)
+    if row is not None:
+        raise DataError(
+            f"{source.title}: tie_word_embeddings is true, but {printable(plan.tied_head)} is not "
+            f"{printable(names[0])}: row {row} differs; with tie_word_embeddings false in config.json it is used"
+        )
+
+
+def _first_difference(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int | None:
+    """The first row in which two matrices differ: at all, or if their types do, by more than bfloat16 rounds."""
+    if one.shape != other.shape:
+        return min(len(one), len(other))
+    rows_per_part = max(1, _WEIGHTS_PER_PART // one.shape[1])
+    for first in range(0, len(one), rows_per_part):
+        a, b = one[first : first + rows_per_part], other[first : first + rows_per_part]
+        same = a == b if a.dtype == b.dtype else np.isclose(widen(a), widen(b), rtol=2.0**-7, atol=1e-7)
+        if not same.all():
+            return first + int(np.argmin(same.all(axis=1)))
+    return None
 
 
 def _check_finite(values: Float32s, plan: TensorPlan, source: Source) -> None:

@@ -81,6 +81,67 @@ def test_rope_parameters_go_before_the_old_key() -> None:
     assert fields(LLAMA | {"rope_parameters": {"rope_theta": 2.5e5}})["rope_theta"] == 2.5e5
 
 
+@pytest.mark.parametrize(
+    ("new", "old", "differs"),
+    [
+        ({"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}, {"type": "linear", "factor": 4.0}, None),
+        ({"rope_type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}, None),
+        ({"rope_type": "default", "rope_theta": 5e5}, {"type": "linear", "factor": 4.0}, "rope_type"),
+        ({"rope_type": "linear", "factor": 4.0}, {"type": "linear", "factor": 8.0}, "factor"),
+        ({FULL: {"rope_theta": 5e5}}, {"rope_theta": 1e4}, "rope_theta"),
+    ],
+)
+def test_rope_scaling_beside_rope_parameters(new: dict[str, Any], old: dict[str, Any], differs: str | None) -> None:
+    """transformers takes the old key where both are given, this tool the new one: they must not differ."""
+    raw = LLAMA | {"rope_parameters": new, "rope_scaling": old}
+    if differs is None:
+        assert fields(raw)["rope_factor"] == 4.0
+    else:
+        text = refusal(raw, FormatError)
+        assert text == (
+            f"config.json: rope_scaling and rope_parameters are both given and differ in {differs}; "
+            "remove the wrong one"
+        )
+
+
+def test_rope_of_each_layer_type_where_a_family_has_one() -> None:
+    both = {FULL: {"rope_theta": 1e6}, SLIDING: {"rope_theta": 1e6}}
+    assert fields(QWEN3 | {"rope_parameters": both})["rope_theta"] == 1e6
+    text = refusal(QWEN3 | {"rope_parameters": both | {SLIDING: {"rope_theta": 1e4}}})
+    assert text == (
+        "config.json: rope_parameters of sliding_attention and full_attention differ: this family has one RoPE for all "
+        "layers"
+    )
+
+
+@pytest.mark.parametrize(("extra", "base"), [({}, 1e3), ({"rope_local_base_freq": 77.0}, 1e3)])
+def test_local_rope_base_of_gemma3(extra: dict[str, Any], base: float) -> None:
+    raw = GEMMA2 | {"model_type": "gemma3_text", "rope_parameters": {FULL: {}, SLIDING: {"rope_theta": 1e3}}}
+    assert fields(raw | extra)["rope_local_theta"] == base
+    assert fields(raw | extra | {"rope_parameters": None})["rope_local_theta"] == (77.0 if extra else 1e4)
+
+
+def test_a_factor_without_a_scheme() -> None:
+    text = refusal(LLAMA | {"rope_scaling": {"factor": 4.0}}, FormatError)
+    assert text == "config.json: rope_scaling has factor 4.0 and no rope_type"
+
+
+@pytest.mark.parametrize("scheme", ["yarn", "su", "longrope", "linear"])
+def test_phi3_has_longrope_under_every_name(scheme: str) -> None:
+    """transformers takes "yarn" and "su" of a Phi-3 for longrope."""
+    scaling = {"type": scheme, "factor": 4.0, "original_max_position_embeddings": 64}
+    assert "not supported" in refusal(LLAMA | {"model_type": "phi3", "rope_scaling": scaling})
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "mistral"])
+def test_partial_rotation_where_transformers_ignores_it(model_type: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"model_type": model_type, "partial_rotary_factor": 0.5}))
+    with pytest.raises(
+        UnsupportedError, match=f"partial_rotary_factor: transformers ignores it in family {model_type}"
+    ):
+        convert(tmp_path, tmp_path / "m.mlb")
+
+
 def test_llama3_scaling() -> None:
     scaling = {
         "rope_type": "llama3",
@@ -146,8 +207,11 @@ def test_yarn_attention_factor(extra: dict[str, float], factor: float) -> None:
 
 
 def test_yarn_without_truncation() -> None:
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False}
-    assert "truncate false is not supported" in refusal(LLAMA | {"rope_scaling": yarn})
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    for value in (False, None, 0):  # all false to transformers
+        assert "truncate false is not supported" in refusal(LLAMA | {"rope_scaling": yarn | {"truncate": value}})
+    text = refusal(LLAMA | {"rope_scaling": yarn | {"truncate": "no"}}, FormatError)
+    assert text == 'config.json: rope_scaling has truncate "no", which is neither true nor false'
 
 
 # --- layers
@@ -185,6 +249,37 @@ def test_mistral_window(window: Any, stored: int) -> None:
     assert fields(raw).get("sliding_window", 0) == stored
 
 
+@pytest.mark.parametrize("model_type", ["mistral", "ministral"])
+def test_layer_types_of_mistral(model_type: str) -> None:
+    """A "mistral" with layer_types (Ministral 8B) is a Ministral."""
+    raw = LLAMA | {"model_type": model_type, "layer_types": [FULL, SLIDING, SLIDING], "sliding_window": 9}
+    assert (fields(raw)["sliding_window"], fields(raw)["flags"]) == (9, bytes([0, 1, 1]))
+    assert "sliding_window" not in fields(raw | {"layer_types": [FULL] * 3})
+    assert fields(raw | {"layer_types": None}).get("flags") is None
+
+
+def test_ministral3_has_its_window_on_every_layer() -> None:
+    raw = LLAMA | {"model_type": "ministral3", "rope_parameters": {"llama_4_scaling_beta": 0.0}, "sliding_window": 9}
+    assert fields(raw | {"layer_types": [SLIDING] * 3})["sliding_window"] == 9
+    text = refusal(raw | {"layer_types": [FULL, SLIDING, SLIDING]}, FormatError)
+    assert text == "config.json: layer_types names full layers, but the window of this family is on all"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        QWEN3 | {"sliding_window": 9},
+        SMOLLM3 | {"sliding_window": 9},
+        SMOLLM3 | {"use_sliding_window": True, "sliding_window": None},
+        LLAMA | {"model_type": "mistral", "sliding_window": None},
+        LLAMA | {"model_type": "ministral", "sliding_window": None},
+    ],
+)
+def test_sliding_layers_without_a_window(raw: dict[str, Any]) -> None:
+    text = refusal(raw | {"layer_types": [FULL, SLIDING, FULL]}, FormatError)
+    assert text == "config.json: layer_types names sliding layers, but the window is off"
+
+
 def test_layer_list_of_wrong_length_or_kind() -> None:
     text = refusal(QWEN3 | {"layer_types": [FULL]}, FormatError)
     assert text == "config.json: layer_types must list 3 layers, has 1 entries"
@@ -203,6 +298,15 @@ def test_gemma_scales_and_caps_come_from_their_own_fields() -> None:
     assert (got["attn_scale"], got["attn_softcap"], got["final_softcap"], got["embed_scale"]) == (0.1, 0.0, 7.0, 8.0)
     got = fields(GEMMA2)
     assert (got["attn_scale"], got["attn_softcap"], got["final_softcap"]) == (0.0625, 50.0, 30.0)
+
+
+def test_gemma3_caps_no_scores() -> None:
+    """transformers reads the key and ignores it."""
+    raw = GEMMA2 | {"model_type": "gemma3_text"}
+    assert fields(raw | {"attn_logit_softcapping": None, "final_logit_softcapping": 7.0})["final_softcap"] == 7.0
+    assert "attn_logit_softcapping is 5: Gemma 3 caps no attention scores" in refusal(
+        raw | {"attn_logit_softcapping": 5.0}
+    )
 
 
 def test_gemma3_image_text_config() -> None:
@@ -246,6 +350,7 @@ def test_qwen3_5_layers_and_rotation() -> None:
     [
         (LLAMA | {"model_type": "mixtral"}, 'model_type "mixtral" is not supported: it is a mixture of experts'),
         (LLAMA | {"model_type": "clip"}, 'model_type "clip" is not supported: it is a vision model'),
+        ({"model_type": "paligemma", "text_config": GEMMA2}, "in its prompts every position attends to all others"),
         (LLAMA | {"model_type": "olmo2"}, "its blocks have no norm before attention and FFN"),
         (LLAMA | {"model_type": "arcee"}, "its FFN has no gate"),
         (LLAMA | {"model_type": "ministral3"}, "llama_4_scaling_beta is 0.1"),

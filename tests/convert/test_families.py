@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from krafla_cli.convert.pipeline import Options, convert
 from krafla_cli.formats.mlb_file import open_mlb
 from krafla_cli.runtime.engine import EngineOptions
 from krafla_cli.runtime.engines import open_engine
-from tests.helpers.checkpoints import CHECKPOINTS, VOCAB, load_dequantized, random_model, save
+from tests.helpers.checkpoints import CHECKPOINTS, VOCAB, edit_config, load_dequantized, random_model, save
 
 N_IDS = 40  # longer than every window
 FAST_SEEDS, SLOW_SEEDS = range(2), range(2, 22)
@@ -64,3 +65,12 @@ def test_far_beyond_the_original_context(name: str, tmp_path: Path) -> None:
         want = model(torch.from_numpy(ids)[None]).logits[0].numpy()
     engine = open_engine(open_mlb(result.output), EngineOptions(256, activations="f32", kv="f32"), "reference")
     close(engine.forward(ids, "all"), want)
+
+
+def test_a_mistral_with_layer_types_is_a_ministral(tmp_path: Path) -> None:
+    """As transformers reads it: Ministral 8B calls itself "mistral"."""
+    folder = save(random_model(CHECKPOINTS["ministral"], 0), tmp_path / "hf")
+    convert(folder, tmp_path / "ministral.mlb")
+    convert(edit_config(folder, model_type="mistral"), tmp_path / "mistral.mlb")
+    assert (tmp_path / "mistral.mlb").read_bytes() == (tmp_path / "ministral.mlb").read_bytes()
+    assert transformers.AutoConfig.from_pretrained(folder).model_type == "ministral"

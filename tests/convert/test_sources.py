@@ -11,6 +11,7 @@ import pytest
 import safetensors.numpy
 import torch
 
+from krafla_cli.convert.dense import open_dense
 from krafla_cli.convert.pipeline import convert
 from krafla_cli.convert.sources import open_folder
 from krafla_cli.errors import DataError, FileError, FormatError, MlbError, ShapeError, UnsupportedError
@@ -175,6 +176,39 @@ def test_untied_without_a_head(tmp_path: Path) -> None:
     assert (
         text == "DIR: tensor lm_head.weight is missing, and tie_word_embeddings is false: the classifier has no weights"
     )
+
+
+TIED = CONFIG | {"tie_word_embeddings": True}
+
+
+def with_head(folder: Path, head: np.ndarray, embedding: np.ndarray | None = None) -> Path:
+    weights = tensors(TIED)
+    if embedding is not None:
+        weights["model.embed_tokens.weight"] = embedding
+    return write(folder, TIED, weights | {"lm_head.weight": head})
+
+
+def test_a_tied_head_that_is_the_embedding_is_left_out(tmp_path: Path) -> None:
+    embedding = tensors(TIED)["model.embed_tokens.weight"]
+    assert same_bytes(write(tmp_path / "plain", TIED), with_head(tmp_path / "m", embedding), tmp_path)
+    half = embedding.astype(np.float16)
+    convert(with_head(tmp_path / "f16", half), tmp_path / "f16.mlb")  # rounded, so not the same to the bit
+    convert(with_head(tmp_path / "both", half, half), tmp_path / "both.mlb")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_tied_head_of_its_own_is_not_dropped(tmp_path: Path, dtype: type) -> None:
+    """transformers 5 uses such a head, older releases the embedding."""
+    head = tensors(TIED)["model.embed_tokens.weight"].astype(dtype)
+    head[7, 5] *= 1.5
+    folder = with_head(tmp_path / "m", head)
+    assert refused(folder, DataError) == (
+        "DIR: tie_word_embeddings is true, but lm_head.weight is not model.embed_tokens.weight: row 7 differs; with "
+        "tie_word_embeddings false in config.json it is used"
+    )
+    with pytest.raises(DataError, match="row 7 differs"):
+        open_dense(folder)
+    assert "row 39 differs" in refused(with_head(tmp_path / "short", head[:39]), DataError)
 
 
 def test_missing_tensor(tmp_path: Path) -> None:

@@ -44,7 +44,10 @@ _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_int
 
 def family_of(config: ModelConfig) -> Family:
     """The family of a checkpoint, by the model_type of its text part. Raises UnsupportedError that says what is."""
-    model_type = config.text.get("model_type") or config.raw.get("model_type")
+    outer = config.raw.get("model_type")
+    model_type = config.text.get("model_type") or outer
+    if isinstance(outer, str) and outer in REFUSED:  # whatever language model is inside
+        model_type = outer
     family = next((f for f in FAMILIES if model_type in f.model_types), None)
     if family is None:
         known = ", ".join(t for f in FAMILIES for t in f.model_types)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.rope_config import rope_fields
+from krafla_cli.convert.rope_config import FULL, SLIDING, rope_fields
 from krafla_cli.formats.mlb import ACT_GELU_TANH, ACT_SILU, LAYER_WINDOW
 from krafla_cli.parts import CheckpointLayout, Parts
 
@@ -20,7 +20,8 @@ class Family:
     ``model_types``: the model_type values (of the text part) that belong to it. ``defaults``: what transformers
     assumes for keys that a config leaves out. ``header``: config -> header fields and, under "flags", the layer
     flags; refuses what the format cannot hold. ``layout``: role -> tensor. ``left_out``: patterns of tensors that are
-    no part of the language model, left out with a remark.
+    no part of the language model, left out with a remark. ``partial_rope``: whether its class in transformers
+    rotates a part of each head where partial_rotary_factor says so; others ignore that key.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     q4_rule: str = "fit"
     left_out: tuple[str, ...] = ()
+    partial_rope: bool = False
 
     @property
     def parts(self) -> Parts:
@@ -84,6 +86,16 @@ def head_dim_of(config: ModelConfig, dim: int, n_heads: int) -> int:
     if dim % n_heads:
         raise config.error("num_attention_heads", f"is {n_heads}, does not divide hidden_size {dim}")
     return dim // n_heads
+
+
+def sliding_layers(config: ModelConfig, n_layers: int, window: int | None) -> list[bool] | None:
+    """Which layers layer_types puts behind ``window``; None without layer_types. Raises FormatError if it is off."""
+    types = config.layer_list("layer_types", n_layers, (FULL, SLIDING))
+    if types is None:
+        return None
+    if window is None and SLIDING in types:
+        raise config.error("layer_types", "names sliding layers, but the window is off")
+    return [t == SLIDING for t in types]
 
 
 def window_fields(window: int | None, layers: list[bool] | None = None) -> dict[str, Any]:

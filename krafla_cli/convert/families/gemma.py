@@ -26,7 +26,7 @@ _DEFAULTS = {
 }
 
 
-def _common(config: ModelConfig) -> dict[str, Any]:
+def _common(config: ModelConfig, sliding_differ: bool = False) -> dict[str, Any]:
     """What Gemma 2 and 3 share. Every soft cap comes from its own field; null is off."""
     refuse_flags(
         config,
@@ -51,7 +51,7 @@ def _common(config: ModelConfig) -> dict[str, Any]:
         "attn_scale": config.checked_positive("query_pre_attn_scalar", config.number("query_pre_attn_scalar")) ** -0.5,
         "attn_softcap": config.optional_number("attn_logit_softcapping") or 0.0,
         "final_softcap": config.optional_number("final_logit_softcapping") or 0.0,
-        **rope_fields(config, head_dim),
+        **rope_fields(config, head_dim, sliding_differ),
     }
 
 
@@ -80,7 +80,12 @@ def gemma2_header(config: ModelConfig) -> dict[str, Any]:
 
 def gemma3_header(config: ModelConfig) -> dict[str, Any]:
     """Gemma 3: q/k norms; local layers have the window and their own RoPE base, which no scaling touches."""
-    fields = _common(config)
+    fields = _common(config, sliding_differ=True)
+    if fields["attn_softcap"]:
+        raise config.unsupported(
+            f"attn_logit_softcapping is {fields['attn_softcap']:g}: Gemma 3 caps no attention scores, and transformers "
+            "ignores it; set it to null"
+        )
     pattern = config.integer("sliding_window_pattern")
     local = _layer_types(config, fields["n_layers"], pattern)
     flags = bytes(LAYER_WINDOW | LAYER_LOCAL_ROPE if w else 0 for w in local)

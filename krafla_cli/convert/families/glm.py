@@ -42,6 +42,7 @@ GLM = Family(
     model_types=("glm",),
     header=glm_header,
     layout=LAYOUTS["glm"],
+    partial_rope=True,
     defaults=_DEFAULTS,
 )
 GLM4 = Family(
@@ -50,5 +51,6 @@ GLM4 = Family(
     model_types=("glm4",),
     header=glm4_header,
     layout=LAYOUTS["glm4"],
+    partial_rope=True,
     defaults=_DEFAULTS,
 )

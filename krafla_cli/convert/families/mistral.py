@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.families.base import Family, llama_header, window_fields
-from krafla_cli.convert.rope_config import FULL, SLIDING
+from krafla_cli.convert.families.base import Family, llama_header, sliding_layers, window_fields
 from krafla_cli.parts import LAYOUTS
 
 _DEFAULTS = {
@@ -28,17 +27,13 @@ _DEFAULT_BETA = 0.1  # of Ministral 3, where a config gives no rope_parameters
 
 
 def mistral_header(config: ModelConfig) -> dict[str, Any]:
-    """The window is on every layer, whatever layer_types says; null turns it off."""
-    return llama_header(config) | window_fields(config.optional_integer("sliding_window"))
+    """The window is on every layer, or where layer_types says so; null turns it off.
 
-
-def ministral_header(config: ModelConfig) -> dict[str, Any]:
-    """layer_types says which layers have the window."""
+    Ministral 8B calls itself "mistral" and has layer_types: transformers takes such a config for "ministral".
+    """
     fields = llama_header(config)
     window = config.optional_integer("sliding_window")
-    types = config.layer_list("layer_types", fields["n_layers"], (FULL, SLIDING))
-    layers = [t == SLIDING for t in types] if types is not None else None
-    return fields | window_fields(window, layers)
+    return fields | window_fields(window, sliding_layers(config, fields["n_layers"], window))
 
 
 def ministral3_header(config: ModelConfig) -> dict[str, Any]:
@@ -49,7 +44,10 @@ def ministral3_header(config: ModelConfig) -> dict[str, Any]:
         raise config.unsupported(
             f"rope_parameters: llama_4_scaling_beta is {beta}: the format holds no scale of queries by position"
         )
-    return mistral_header(config)
+    fields = mistral_header(config)
+    if "flags" in fields:
+        raise config.error("layer_types", "names full layers, but the window of this family is on all")
+    return fields
 
 
 MISTRAL = Family(
@@ -64,7 +62,7 @@ MINISTRAL = Family(
     name="ministral",
     title="Ministral 8B",
     model_types=("ministral",),
-    header=ministral_header,
+    header=mistral_header,
     layout=LAYOUTS["ministral"],
     defaults=_DEFAULTS,
 )

@@ -6,12 +6,18 @@ from typing import Any
 
 from krafla_cli.convert.config import ModelConfig
 from krafla_cli.convert.families.base import Family, llama_header, window_fields
+from krafla_cli.formats.mlb import ROPE_PLAIN
 from krafla_cli.parts import LAYOUTS
 
 
 def header(config: ModelConfig) -> dict[str, Any]:
-    """Header fields; the window, where given, is on every layer."""
-    return llama_header(config) | window_fields(config.optional_integer("sliding_window"))
+    """Header fields; the window, where given, is on every layer. Every RoPE scheme of Phi-3 is longrope."""
+    fields = llama_header(config)
+    if fields["rope_type"] != ROPE_PLAIN:
+        raise config.unsupported(
+            "rope_scaling: Phi-3 has longrope only, under whatever name (su, yarn), and longrope is not supported"
+        )
+    return fields | window_fields(config.optional_integer("sliding_window"))
 
 
 FAMILY = Family(
@@ -20,6 +26,7 @@ FAMILY = Family(
     model_types=("phi3",),
     header=header,
     layout=LAYOUTS["phi3"],
+    partial_rope=True,
     defaults={
         "vocab_size": 32064,
         "hidden_size": 3072,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.families.base import Family, llama_header, refuse_flags, window_fields
-from krafla_cli.convert.rope_config import FULL, SLIDING
+from krafla_cli.convert.families.base import Family, llama_header, refuse_flags, sliding_layers, window_fields
 from krafla_cli.parts import LAYOUTS
 
 _DEFAULTS = {
@@ -31,13 +30,11 @@ def sliding_fields(config: ModelConfig) -> dict[str, Any]:
     """The window counts only with use_sliding_window; layer_types says where, else layers from max_window_layers on."""
     n_layers = config.n_layers()
     window = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
-    types = config.layer_list("layer_types", n_layers, (FULL, SLIDING))
-    if types is None:
+    layers = sliding_layers(config, n_layers, window)
+    if layers is None:
         first = config.integer("max_window_layers", least=0)
-        return window_fields(window, [i >= first for i in range(n_layers)])
-    if window is None and SLIDING in types:
-        raise config.error("layer_types", "names sliding layers, but the window is off")
-    return window_fields(window, [t == SLIDING for t in types])
+        layers = [i >= first for i in range(n_layers)]
+    return window_fields(window, layers)
 
 
 def qwen2_header(config: ModelConfig) -> dict[str, Any]:

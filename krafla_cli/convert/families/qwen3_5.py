@@ -44,6 +44,7 @@ FAMILY = Family(
     model_types=("qwen3_5_text", "qwen3_5"),
     header=header,
     layout=LAYOUTS["qwen3_5"],
+    partial_rope=True,
     defaults={
         "vocab_size": 248320,
         "hidden_size": 4096,

@@ -53,6 +53,7 @@ REFUSED: Mapping[str, str] = {
     "clip": "it is a vision model",
     "siglip": "it is a vision model",
     "vit": "it is a vision model",
+    "paligemma": "in its prompts every position attends to all others",
     "bert": "it is an encoder; mlb pack-embed makes embedding models",
     "roberta": "it is an encoder; mlb pack-embed makes embedding models",
     "t5": "it is an encoder-decoder",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from krafla_cli.convert.config import ModelConfig
-from krafla_cli.convert.families.base import Family, llama_header, refuse_flags
-from krafla_cli.convert.rope_config import FULL, SLIDING
+from krafla_cli.convert.families.base import Family, llama_header, refuse_flags, sliding_layers
 from krafla_cli.formats.mlb import LAYER_NO_ROPE, LAYER_WINDOW
 from krafla_cli.parts import LAYOUTS
 
@@ -20,27 +19,25 @@ def _has_rope(config: ModelConfig, n_layers: int) -> list[bool]:
     return [(i + 1) % interval != 0 for i in range(n_layers)]
 
 
-def _has_window(config: ModelConfig, has_rope: list[bool]) -> list[bool]:
-    """The window counts only with use_sliding_window; without layer_types it is on the layers without RoPE."""
-    if not config.flag("use_sliding_window") or config.get("sliding_window") is None:
-        return [False] * len(has_rope)
-    types = config.layer_list("layer_types", len(has_rope), (FULL, SLIDING))
-    return [not r for r in has_rope] if types is None else [t == SLIDING for t in types]
+def _has_window(config: ModelConfig, has_rope: list[bool], window: int | None) -> list[bool]:
+    """Without layer_types the window is on the layers without RoPE."""
+    layers = sliding_layers(config, len(has_rope), window)
+    return [window is not None and not r for r in has_rope] if layers is None else layers
 
 
 def header(config: ModelConfig) -> dict[str, Any]:
-    """Header fields and flags."""
+    """Header fields and flags. The window counts only with use_sliding_window."""
     refuse_flags(config, attention_bias="bias of the attention output", mlp_bias="biases of the FFN")
     fields = llama_header(config)
     has_rope = _has_rope(config, fields["n_layers"])
-    has_window = _has_window(config, has_rope)
+    window = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
+    has_window = _has_window(config, has_rope, window)
     flags = bytes(
         (0 if r else LAYER_NO_ROPE) | (LAYER_WINDOW if w else 0) for r, w in zip(has_rope, has_window, strict=True)
     )
     if not any(flags):
         return fields
-    window = config.integer("sliding_window") if any(has_window) else 0
-    return fields | {"sliding_window": window, "layer_flags": 1, "flags": flags}
+    return fields | {"sliding_window": window if any(has_window) else 0, "layer_flags": 1, "flags": flags}
 
 
 FAMILY = Family(
