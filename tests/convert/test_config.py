@@ -307,6 +307,10 @@ def test_gemma3_caps_no_scores() -> None:
     assert "attn_logit_softcapping is 5: Gemma 3 caps no attention scores" in refusal(
         raw | {"attn_logit_softcapping": 5.0}
     )
+    inside = {"model_type": "gemma3", "text_config": raw | {"attn_logit_softcapping": None}}
+    assert fields(inside)["final_softcap"] == 0.0
+    inside["text_config"]["final_logit_softcapping"] = 7.0
+    assert "final_logit_softcapping is 7: transformers ignores it in image-text models" in refusal(inside)
 
 
 def test_gemma3_image_text_config() -> None:

@@ -86,6 +86,11 @@ def gemma3_header(config: ModelConfig) -> dict[str, Any]:
             f"attn_logit_softcapping is {fields['attn_softcap']:g}: Gemma 3 caps no attention scores, and transformers "
             "ignores it; set it to null"
         )
+    if config.is_composite and fields["final_softcap"]:
+        raise config.unsupported(
+            f"final_logit_softcapping is {fields['final_softcap']:g}: transformers ignores it in image-text models, "
+            "but not in text models; set it to null"
+        )
     pattern = config.integer("sliding_window_pattern")
     local = _layer_types(config, fields["n_layers"], pattern)
     flags = bytes(LAYER_WINDOW | LAYER_LOCAL_ROPE if w else 0 for w in local)

@@ -36,10 +36,12 @@ class Source(ABC):
         """Raises UnsupportedError where the tensor's type holds no weights that can be converted."""
         dtype = self.dtype(name)
         if dtype not in ("F32", "F16", "BF16"):
-            raise UnsupportedError(
-                f"{self.title}: {printable(name)} is {dtype}: the checkpoint is quantized already; convert the "
-                "original one in F32, F16 or BF16"
+            why = (
+                "weights must be"
+                if dtype in ("F64", "float64")
+                else ("the checkpoint is quantized already; convert the original one in")
             )
+            raise UnsupportedError(f"{self.title}: {printable(name)} is {dtype}: {why} F32, F16 or BF16")
 
     def block_encoding(self, name: str) -> str | None:
         """ "q4_0" or "q8_0" where the tensor is stored in just these blocks, so that they can be copied."""
