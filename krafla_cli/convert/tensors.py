@@ -199,6 +199,7 @@ def check_tied_head(plan: Plan, source: Source) -> None:
         return
     embedding, head = (source.array(name) for name in names)
     row = _first_difference(embedding, head)
+    source.release(plan.tied_head)
     if row is not None:
         raise DataError(
             f"{source.title}: tie_word_embeddings is true, but {printable(plan.tied_head)} is not "
