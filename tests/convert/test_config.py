@@ -437,7 +437,25 @@ GOLDEN = {
     "qwen2": "40 03 08 02 60 65 0200 10000 1e-06 qkv_bias=1",
     "glm4": "40 03 08 02 60 65 0200 10000 1e-06 head_dim=16 post_norms=1 rot_dim=8",
     "helium": "40 03 08 02 60 65 0200 100000 1e-06",
+    "mistral": "40 03 08 02 60 65 0200 10000 1e-06 head_dim=16 sliding_window=9",
+    "ministral": "40 03 08 02 60 65 0200 10000 1e-06 flags=010001 head_dim=16 layer_flags=1 sliding_window=9",
+    "ministral3": "40 03 08 02 60 65 0200 10000 1e-06 head_dim=16 rope_attn_factor=1.06482163 rope_factor=4 "
+    "rope_high_freq_factor=1 rope_low_freq_factor=32 rope_orig_max_seq=64 rope_type=3",
+    "qwen3": "40 03 08 02 60 65 0200 10000 1e-06 head_dim=16 qk_norm=1 shared_classifier=1",
+    "gemma2": "40 03 08 02 60 65 0200 10000 1e-06 act=1 attn_scale=0.301511345 attn_softcap=5 embed_scale=8 "
+    "final_softcap=3 flags=010001 head_dim=16 layer_flags=1 post_norms=1 shared_classifier=1 sliding_window=9",
+    "smollm3": "40 03 08 02 60 65 0200 2e+06 1e-06 flags=000400 head_dim=16 layer_flags=1 shared_classifier=1",
+    "phi3": "40 03 08 02 60 65 0200 10000 1e-06 sliding_window=9",
+    "glm": "40 03 08 02 60 65 0200 10000 1e-06 head_dim=16 qkv_bias=1 rot_dim=8",
+    "seed_oss": "40 03 08 02 60 65 0200 10000 1e-06 head_dim=16 qkv_bias=1",
+    "ernie4_5": "40 03 08 02 60 65 0200 500000 1e-06 head_dim=16 shared_classifier=1",
 }
+
+
+def test_every_family_has_a_golden_header() -> None:
+    assert {family_of(ModelConfig(CHECKPOINTS[n].make_config().to_dict(), "")).name for n in GOLDEN} == {
+        f.name for f in FAMILIES
+    }
 
 
 @pytest.mark.parametrize("name", GOLDEN)
