@@ -32,4 +32,8 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_MODULES[name]), name)
 
 
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
+
+
 __all__ = ["convert", "load_tokenizer", "open_embedder", "open_model", "validate"]

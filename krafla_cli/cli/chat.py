@@ -200,6 +200,10 @@ class Session:
         read = (given.model, *files_beside(given.model), *([given.tokenizer] if given.tokenizer else []))
         document = {"model": given.model.name, "messages": self._chat.messages}
         target = Path(name).expanduser()
+        if target.exists() and not self._force:
+            raise InputError(
+                f"{printable(str(target))} exists already; give another name, or start the chat with --force"
+            )
         data = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
         write_bytes(target, data.encode(), self._force, read)
         note(f"[wrote {len(self._chat.messages)} messages to {printable(str(target))}]")

@@ -118,6 +118,8 @@ def _fingerprint_key(
         return read_key_file(key_file, progress)
     if registry is not None and license_id is not None:
         return key_of_license(registry, license_id, progress)
+    if license_id:
+        progress.warn("the license id is written without a fingerprint: --registry or --fingerprint-key gives it one")
     return None
 
 

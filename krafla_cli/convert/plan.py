@@ -305,6 +305,6 @@ def _stored_blocks(source: Source, plans: list[TensorPlan], options: Options) ->
     if copied:
         yield f"copied block by block, without loss: {copied} of {len(quantized)} matrices"
     if anew:
-        yield f"quantized anew: {', '.join(f'{n} in {dtype}' for dtype, n in anew.items())}"
+        yield f"quantized anew, with some loss: {', '.join(f'{n} from {dtype}' for dtype, n in anew.items())}"
     if options.imatrix is not None and any(p.copied and p.spec.encoding == "q4_0" for p in quantized):
         yield "the importance matrix does not act on matrices that are copied"

@@ -66,6 +66,7 @@ def read_student(source: Path) -> Student:
     folder = source if source.is_dir() else source.parent
     weights_file = _weights_file(source)
     _refuse_model2vec(folder)
+    _refuse_transformers_model(folder)
     if weights_file.suffix in TORCH_SUFFIXES:
         raw, config = _read_torch(weights_file)
     else:
@@ -161,6 +162,18 @@ def _is_packed(path: Path) -> bool:
     """A model packed into the student's own folder is named *.bin as a torch checkpoint may be."""
     with path.open("rb") as f:
         return f.read(len(MAGIC)) == MAGIC
+
+
+def _refuse_transformers_model(folder: Path) -> None:
+    """Refuses a checkpoint of another architecture by its config, before its weights are read."""
+    path = folder / CONFIG_JSON
+    config = read_json_object(path) if path.exists() else {}
+    kind = config.get("model_type")
+    if kind is not None and not any(key in config for key in _STATIC_KEYS if key != "vocab_size"):
+        raise UnsupportedError(
+            f"{printable(str(path))}: model_type {printable(str(kind))}: LEMB holds models of its own architecture, "
+            "trained for it (no positions, ternary products); a checkpoint of another one cannot be packed"
+        )
 
 
 def _refuse_model2vec(folder: Path) -> None:

@@ -27,6 +27,8 @@ def check_target(target: Path, force: bool = False, inputs: tuple[Path, ...] = (
         raise FileError(f"cannot write {name}: it is a folder; give a file name")
     if not target.parent.is_dir():
         raise FileError(f"cannot write {name}: the folder {printable(str(target.parent))} does not exist")
+    if not os.access(target.parent, os.W_OK):
+        raise FileError(f"cannot write {name}: no permission to write into its folder")
     if not target.exists():
         return
     if not target.is_file():

@@ -12,6 +12,8 @@ from typing import Any, BinaryIO
 from krafla_cli.errors import FileError, FormatError, os_reason
 from krafla_cli.formats.text import printable
 
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Opens a regular file for reading. A pipe would block, a device would not end. Raises FileError."""
@@ -31,15 +33,19 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 def map_file(path: str | os.PathLike[str]) -> memoryview:
     """The file's bytes, mapped read-only (shared between processes, read on demand).
 
-    An empty file gives an empty view. Raises FileError when it cannot be opened or is no regular file.
+    An empty file gives an empty view. Raises FileError when it cannot be opened, is no regular file, or is the pointer
+    that Git LFS leaves in place of a file.
     """
     with open_regular(path) as f:
         try:
             if os.fstat(f.fileno()).st_size == 0:
                 return memoryview(b"")
-            return memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
+            data = memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
         except OSError as error:
             raise FileError(f"cannot map {printable(str(path))}: {os_reason(error)}") from error
+    if data[: len(_LFS_POINTER)] == _LFS_POINTER:
+        raise FileError(f"{printable(str(path))}: is a Git LFS pointer and not the file itself; fetch it: git lfs pull")
+    return data
 
 
 def release_pages(data: memoryview, start: int, n_bytes: int) -> None:

@@ -52,6 +52,27 @@ def detect(path: str | os.PathLike[str]) -> Format:
     return found
 
 
+# What to do with a file of one kind where another is needed: (needed, given).
+_ADVICE = {
+    ("mlb", "gguf"): "`mlb convert` makes a .mlb of it",
+    ("mlb", "mllm"): "`mlb convert` makes a .mlb of it",
+    ("mlb", "lemb"): "`mlb embed` uses it",
+    ("mlb", "mlt"): "give the .mlb that it belongs to",
+    ("lemb", "mlb"): "`mlb run` uses it",
+    ("lemb", "gguf"): "`mlb convert` makes a .mlb of it, for `mlb run`",
+}
+
+
+def check_kind(path: str | os.PathLike[str], data: memoryview, kind: str) -> None:
+    """Raises FormatError where ``data``, of the file ``path``, is of another known format than ``kind``."""
+    found = next((f for f in FORMATS if data[:8].tobytes().startswith(f.magic)), None)
+    if found is not None and found.kind != kind:
+        wanted = next(f.title for f in FORMATS if f.kind == kind)
+        advice = _ADVICE.get((kind, found.kind))
+        end = f"; {advice}" if advice else ""
+        raise FormatError(f"{printable(str(path))}: is a {found.title}, not a {wanted}{end}")
+
+
 def validate(path: str | os.PathLike[str]) -> Report:
     """The report of any file: one that cannot be opened or told is a report with that fault."""
     try:

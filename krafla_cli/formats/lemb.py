@@ -19,6 +19,7 @@ import numpy.typing as npt
 from krafla_cli.errors import DataError, UnsupportedError
 from krafla_cli.formats.atomic import atomic_output
 from krafla_cli.formats.cursor import map_file
+from krafla_cli.formats.detect import check_kind
 from krafla_cli.formats.faults import Report, fault_error
 from krafla_cli.formats.layout import Layout
 from krafla_cli.formats.lemb_check import (
@@ -75,6 +76,7 @@ def read(path: PathLike) -> LembModel:
     Raises FileError (cannot be opened), FormatError or ShapeError: the first fault. There is no partial load.
     """
     data = map_file(path)
+    check_kind(path, data, "lemb")
     report = Report(str(path), "lemb")
     contents = check(data, report)
     report.raise_first()

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from krafla_cli.errors import FormatError
 from krafla_cli.formats.cursor import map_file
+from krafla_cli.formats.detect import check_kind
 from krafla_cli.formats.faults import FORMAT, Fault, Report, fault_error
 from krafla_cli.formats.layout import shown
 from krafla_cli.formats.mlb import (
@@ -114,6 +115,7 @@ def open_mlb(path: str | os.PathLike[str], scan: bool = True) -> MlbFile:
     FormatError or ShapeError, naming the first fault.
     """
     data = map_file(path)
+    check_kind(path, data, "mlb")
     report = Report(str(path), "mlb")
     plan = _check_structure(data, report)
     if plan is not None and report.valid and scan:

@@ -29,7 +29,7 @@ _STYLE = """
 }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 62rem; padding: 1.5rem 1rem 4rem; background: var(--back); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
 h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; }
 p { color: var(--soft); margin: .25rem 0 .75rem; max-width: 46rem; }
 svg { width: 100%; height: auto; display: block; font: 13px system-ui, sans-serif; }

@@ -168,7 +168,7 @@ def test_errors_are_shown_and_the_conversation_goes_on(terminal: Callable[..., T
     for line, message in (
         ("/nonsense", "there is no command /nonsense; /help shows them"),
         ("/save", "/save needs the name of a file"),
-        (f"/save {tmp_path}/there", "exists already; --force overwrites it"),
+        (f"/save {tmp_path}/there", "exists already; give another name, or start the chat with --force"),
         ("q" * 50, "the context 40 positions; /reset starts anew"),
         ("/help", "set the system message"),
         ("/system Be kind.", "[system message set]"),

@@ -97,6 +97,15 @@ def test_the_wrong_kind_of_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
         1,
         f"mlb: error: {model} is a .mlb model; its tokenizer is beside it; give a tokenizer.json or a .mlt\n",
     )
+    for kind, given, advice in (("run", b"GGUF", "`mlb convert`"), ("run", b"LEMB", "`mlb embed`"),
+                                ("embed", b"MLB1", "`mlb run`")):  # fmt: skip
+        other = tmp_path / "other"
+        other.write_bytes(given + bytes(600))
+        code, err = told(capsys, kind, other, *(("-p", "hi") if kind == "run" else ("hi",)))
+        assert (code, advice in err, " is a " in err) == (1, True, True)
+    other.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n")
+    code, err = told(capsys, "run", other, "-p", "hi")
+    assert (code, "is a Git LFS pointer and not the file itself; fetch it: git lfs pull" in err) == (1, True)
     bad = tmp_path / "i.mli"
     bad.write_bytes(b"MLB1" + bytes(36))
     with pytest.raises(Exception, match=r'must be "MLI1", is "MLB1"'):

@@ -99,6 +99,8 @@ def test_fingerprints_from_registry_and_key_file(student: Path, capsys: pytest.C
     assert "fingerprint of license 7" in captured.err
     assert added.key.hex() not in captured.out + captured.err
     assert lemb.read("a.bin").header.has_fingerprint
+    assert pack(student, "-o", "c.bin", "--license-id", 7) == 0
+    assert "the license id is written without a fingerprint" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

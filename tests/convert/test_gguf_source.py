@@ -116,7 +116,7 @@ def test_classes_stay_in_q8_0(tmp_path: Path) -> None:
     remarks = Remarks()
     result = convert(path, tmp_path / "a.mlb", progress=remarks)
     assert (result.options.wtype, result.options.q8_mask) == ("q4", 1 | 64)  # tok_emb, down; v is mixed
-    assert "quantized anew: 1 in Q8_0" in remarks.texts
+    assert "quantized anew, with some loss: 1 from Q8_0" in remarks.texts
     assert read_sidecar(tmp_path / "a.json").provenance["options"]["q8_mask"] == 65
     assert convert(path, tmp_path / "b.mlb", options=Options("q4")).plan.header.q8_mask == 0
     assert convert(path, tmp_path / "c.mlb", options=Options(q8_mask=8)).plan.header.q8_mask == 8

@@ -316,3 +316,11 @@ def test_a_packed_model_in_the_folder_is_no_checkpoint(tmp_path: Path) -> None:
     assert same(read_student(folder), WEIGHTS)
     with pytest.raises(FileError, match="is a packed LEMB model already"):
         read_student(folder / "packed.bin")
+
+
+def test_a_bert_is_refused_by_its_config(tmp_path: Path) -> None:
+    """Before its weights are read, whose buffers of integers are no fault."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "vocab_size": 9, "hidden_size": 8}))
+    (tmp_path / "model.safetensors").write_bytes(b"not read")
+    with pytest.raises(UnsupportedError, match="model_type bert: LEMB holds models of its own architecture"):
+        read_student(tmp_path)

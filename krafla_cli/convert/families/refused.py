@@ -54,8 +54,8 @@ REFUSED: Mapping[str, str] = {
     "siglip": "it is a vision model",
     "vit": "it is a vision model",
     "paligemma": "in its prompts every position attends to all others",
-    "bert": "it is an encoder; mlb pack-embed makes embedding models",
-    "roberta": "it is an encoder; mlb pack-embed makes embedding models",
+    "bert": "it is an encoder, and not the architecture of LEMB embedding models either",
+    "roberta": "it is an encoder, and not the architecture of LEMB embedding models either",
     "t5": "it is an encoder-decoder",
     "whisper": "it is a speech model",
 }
