@@ -69,7 +69,8 @@ def command(
     mlb eval model.mlb -f text.txt
     mlb eval q8.mlb q4.mlb -f text.txt --baseline ./checkpoint
 
-    Windows are --ctx positions wide. A Hugging Face folder runs on the reference engine in float32.
+    Windows are --ctx positions wide. A --baseline that is a Hugging Face folder or a GGUF file
+    runs on the reference engine in float32.
     """
     from krafla_cli.runtime.evaluation import evaluate_windows
     from krafla_cli.runtime.prompt import read_texts

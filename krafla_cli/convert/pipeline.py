@@ -101,12 +101,16 @@ def convert(
     plan = checkpoint.plan(options)
     options = plan.options
     output = Path(out) if out is not None else Path(f"{checkpoint.name}-{options.wtype}.mlb")
+    name_error = UsageError(f"-o {printable(str(output))!r}: a model's name ends with .mlb")
     if not output.name or output in files_beside(output):
-        raise UsageError(f"-o {printable(str(output))!r}: a model's name ends with .mlb")
+        raise name_error
     if not dry_run:
         given = (Path(options.imatrix),) if options.imatrix is not None else ()
         for target in (output, *files_beside(output)):
             check_target(target, force, inputs=(*checkpoint.inputs, *given))
+    if output.suffix != ".mlb":
+        raise name_error
+    if not dry_run:
         check_tied_head(plan, checkpoint.source)
     importance = None
     if options.imatrix is not None:

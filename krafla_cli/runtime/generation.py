@@ -38,10 +38,11 @@ def prefill(
         raise InputError("the prompt is empty: no tokens to run")
     n_left = engine.n_ctx - engine.position
     if len(ids) > n_left:
+        most = engine.header.max_seq
+        advice = f"shorten it, or raise --ctx (this model allows {most})" if engine.n_ctx < most else "shorten it"
         raise InputError(
             f"the prompt has {counted(len(ids), 'token')}, "
-            f"the context has {counted(n_left, 'position')} of {engine.n_ctx} left; "
-            f"shorten it, or raise --ctx (this model allows {engine.header.max_seq})"
+            f"the context has {counted(n_left, 'position')} of {engine.n_ctx} left; {advice}"
         )
     progress.start("prompt", len(ids), "tok")
     try:

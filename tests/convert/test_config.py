@@ -359,7 +359,10 @@ def test_qwen3_5_layers_and_rotation() -> None:
         (LLAMA | {"model_type": "arcee"}, "its FFN has no gate"),
         (LLAMA | {"model_type": "ministral3"}, "llama_4_scaling_beta is 0.1"),
         (LLAMA | {"model_type": "wat\x07"}, 'model_type "wat\\x07" is not supported; supported: llama, mistral'),
-        ({k: v for k, v in LLAMA.items() if k != "model_type"}, 'model_type "None" is not supported'),
+        (
+            {k: v for k, v in LLAMA.items() if k != "model_type"},
+            "model_type is missing; a student for `mlb pack-embed`",
+        ),
         (LLAMA | {"num_local_experts": 8}, "num_local_experts is 8: the format holds no mixture of experts"),
         (LLAMA | {"mlp_bias": True}, "mlp_bias is true: the format holds no biases of the FFN"),
         (LLAMA | {"attention_bias": True}, "attention_bias is true: the format holds no bias of the attention output"),

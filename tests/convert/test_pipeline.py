@@ -162,8 +162,8 @@ def test_missing_folders(tmp_path: Path) -> None:
         convert(write(tmp_path / "m"), tmp_path / "nowhere" / "out.mlb")
 
 
-@pytest.mark.parametrize("name", ["x.json", "x.mlt"])
-def test_a_model_is_not_named_like_its_sidecars(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["x.json", "x.mlt", "x", "x.gguf"])
+def test_the_name_of_a_model_ends_with_mlb(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match=r"a model's name ends with .mlb"):
         convert(write(tmp_path / "m"), tmp_path / name)
 

@@ -51,6 +51,10 @@ def family_of(config: ModelConfig) -> Family:
     family = next((f for f in FAMILIES if model_type in f.model_types), None)
     if family is None:
         known = ", ".join(t for f in FAMILIES for t in f.model_types)
+        if model_type is None:
+            raise UnsupportedError(
+                f"{config.where}: model_type is missing; a student for `mlb pack-embed` has none, a language model has"
+            )
         reason = REFUSED.get(model_type) if isinstance(model_type, str) else None
         because = f": {reason}" if reason else ""
         raise UnsupportedError(
