@@ -166,9 +166,9 @@ def note(text: str) -> None:
 
 def speed(what: str, n_tokens: int, seconds: float) -> str:
     """How long ``n_tokens`` took, for a line of statistics."""
-    rate = f" ({n_tokens / seconds:.1f} tok/s)" if seconds > 0 else ""
     from krafla_cli.formats.text import counted
 
+    rate = f" ({n_tokens / seconds:.1f} tok/s)" if seconds > 0 else ""
     return f"{what} {counted(n_tokens, 'token')} in {seconds:.2f} s{rate}"
 
 

@@ -65,8 +65,7 @@ def read_student(source: Path) -> Student:
     """
     folder = source if source.is_dir() else source.parent
     weights_file = _weights_file(source)
-    _refuse_model2vec(folder)
-    _refuse_transformers_model(folder)
+    _refuse_other_models(folder)
     if weights_file.suffix in TORCH_SUFFIXES:
         raw, config = _read_torch(weights_file)
     else:
@@ -164,22 +163,18 @@ def _is_packed(path: Path) -> bool:
         return f.read(len(MAGIC)) == MAGIC
 
 
-def _refuse_transformers_model(folder: Path) -> None:
+def _refuse_other_models(folder: Path) -> None:
     """Refuses a checkpoint of another architecture by its config, before its weights are read."""
     path = folder / CONFIG_JSON
     config = read_json_object(path) if path.exists() else {}
     kind = config.get("model_type")
+    if kind == "model2vec":
+        raise _model2vec(printable(str(folder)))
     if kind is not None and not any(key in config for key in _STATIC_KEYS if key != "vocab_size"):
         raise UnsupportedError(
             f"{printable(str(path))}: model_type {printable(str(kind))}: LEMB holds models of its own architecture, "
             "trained for it (no positions, ternary products); a checkpoint of another one cannot be packed"
         )
-
-
-def _refuse_model2vec(folder: Path) -> None:
-    config = folder / CONFIG_JSON
-    if config.exists() and read_json_object(config).get("model_type") == "model2vec":
-        raise _model2vec(printable(str(folder)))
 
 
 def _model2vec(name: str) -> UnsupportedError:

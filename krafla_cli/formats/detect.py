@@ -40,11 +40,16 @@ FORMATS = (
 )
 
 
+def format_of(start: bytes) -> Format | None:
+    """The format whose magic ``start``, the first 8 bytes of a file, begins with; None where there is none."""
+    return next((f for f in FORMATS if start.startswith(f.magic)), None)
+
+
 def detect(path: str | os.PathLike[str]) -> Format:
     """The format of a file by its magic. Raises FileError (cannot be opened), FormatError (no known magic)."""
     with open_regular(path) as f:
         start = f.read(8)
-    found = next((f for f in FORMATS if start.startswith(f.magic)), None)
+    found = format_of(start)
     if found is None:
         known = ", ".join(f.title for f in FORMATS)
         what = f'begins with "{printable_bytes(start[:4])}"' if start else "is empty"
@@ -65,7 +70,7 @@ _ADVICE = {
 
 def check_kind(path: str | os.PathLike[str], data: memoryview, kind: str) -> None:
     """Raises FormatError where ``data``, of the file ``path``, is of another known format than ``kind``."""
-    found = next((f for f in FORMATS if data[:8].tobytes().startswith(f.magic)), None)
+    found = format_of(bytes(data[:8]))
     if found is not None and found.kind != kind:
         wanted = next(f.title for f in FORMATS if f.kind == kind)
         advice = _ADVICE.get((kind, found.kind))

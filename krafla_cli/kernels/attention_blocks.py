@@ -6,6 +6,8 @@ so that both give the same bits.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from krafla_cli.kernels.features import AVX512
@@ -13,123 +15,81 @@ from krafla_cli.kernels.inline import inline
 from krafla_cli.kernels.operations import CHUNK, LANES
 from krafla_cli.kernels.simd import fma, load_f32, spread_f32, store_f32, zero_f32
 from krafla_cli.kernels.simd_types import F32x16, Pointer
-from krafla_cli.kernels.simd_wide import first_half, load_f32x16, second_half, spread_f32x16, store_f32x16
+from krafla_cli.kernels.simd_wide import first_half, load_f32x16, second_half, spread_f32x16
 
 PAIR = 2 * LANES
 BLOCK_ROWS = 8 if AVX512 else 4
 
 
 @inline
-def _score_4(n: int, q: Pointer, keys: Pointer, scores: Pointer) -> None:
-    """4 rows, 16 positions."""
-    s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero_f32()
-    for d in range(n):
-        first = load_f32(keys, d * PAIR)
-        second = load_f32(keys, d * PAIR + LANES)
-        x = spread_f32(q[d])
-        s0 = fma(x, first, s0)
-        t0 = fma(x, second, t0)
-        x = spread_f32(q[d + n])
-        s1 = fma(x, first, s1)
-        t1 = fma(x, second, t1)
-        x = spread_f32(q[d + 2 * n])
-        s2 = fma(x, first, s2)
-        t2 = fma(x, second, t2)
-        x = spread_f32(q[d + 3 * n])
-        s3 = fma(x, first, s3)
-        t3 = fma(x, second, t3)
-    store_f32(scores, 0, s0)
-    store_f32(scores, LANES, t0)
-    store_f32(scores, CHUNK, s1)
-    store_f32(scores, CHUNK + LANES, t1)
-    store_f32(scores, 2 * CHUNK, s2)
-    store_f32(scores, 2 * CHUNK + LANES, t2)
-    store_f32(scores, 3 * CHUNK, s3)
-    store_f32(scores, 3 * CHUNK + LANES, t3)
-
-
-@inline
-def _score_8(n: int, q: Pointer, keys: Pointer, scores: Pointer) -> None:
-    """8 rows, 16 positions."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = spread_f32x16(np.float32(0))
-    for d in range(n):
-        key = load_f32x16(keys, d * PAIR)
-        s0 = fma(spread_f32x16(q[d]), key, s0)
-        s1 = fma(spread_f32x16(q[d + n]), key, s1)
-        s2 = fma(spread_f32x16(q[d + 2 * n]), key, s2)
-        s3 = fma(spread_f32x16(q[d + 3 * n]), key, s3)
-        s4 = fma(spread_f32x16(q[d + 4 * n]), key, s4)
-        s5 = fma(spread_f32x16(q[d + 5 * n]), key, s5)
-        s6 = fma(spread_f32x16(q[d + 6 * n]), key, s6)
-        s7 = fma(spread_f32x16(q[d + 7 * n]), key, s7)
-    store_f32x16(scores, 0, s0)
-    store_f32x16(scores, CHUNK, s1)
-    store_f32x16(scores, 2 * CHUNK, s2)
-    store_f32x16(scores, 3 * CHUNK, s3)
-    store_f32x16(scores, 4 * CHUNK, s4)
-    store_f32x16(scores, 5 * CHUNK, s5)
-    store_f32x16(scores, 6 * CHUNK, s6)
-    store_f32x16(scores, 7 * CHUNK, s7)
-
-
-score_block = _score_8 if AVX512 else _score_4
-
-
-@inline
-def _sum_4(
-    start: int, end: int, weights: Pointer, values: Pointer, out: Pointer, o: int, o_second: int, part: int
-) -> None:
-    """4 rows, 16 dimensions."""
+def _chains_4(start: int, end: int, x: Pointer, stride: int, wide: Pointer) -> Any:
+    """Σ x[r, i] · wide[i] over i ascending, x [4 rows, stride], wide [., 16]: first halves of 4 rows, second halves."""
     s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero_f32()
     for i in range(start, end):
-        first = load_f32(values, i * PAIR)
-        second = load_f32(values, i * PAIR + LANES)
-        w = spread_f32(weights[i])
-        s0 = fma(w, first, s0)
-        t0 = fma(w, second, t0)
-        w = spread_f32(weights[i + CHUNK])
-        s1 = fma(w, first, s1)
-        t1 = fma(w, second, t1)
-        w = spread_f32(weights[i + 2 * CHUNK])
-        s2 = fma(w, first, s2)
-        t2 = fma(w, second, t2)
-        w = spread_f32(weights[i + 3 * CHUNK])
-        s3 = fma(w, first, s3)
-        t3 = fma(w, second, t3)
-    store_f32(out, o, s0)
-    store_f32(out, o_second, t0)
-    store_f32(out, o + part, s1)
-    store_f32(out, o_second + part, t1)
-    store_f32(out, o + 2 * part, s2)
-    store_f32(out, o_second + 2 * part, t2)
-    store_f32(out, o + 3 * part, s3)
-    store_f32(out, o_second + 3 * part, t3)
+        first = load_f32(wide, i * PAIR)
+        second = load_f32(wide, i * PAIR + LANES)
+        factor = spread_f32(x[i])
+        s0 = fma(factor, first, s0)
+        t0 = fma(factor, second, t0)
+        factor = spread_f32(x[i + stride])
+        s1 = fma(factor, first, s1)
+        t1 = fma(factor, second, t1)
+        factor = spread_f32(x[i + 2 * stride])
+        s2 = fma(factor, first, s2)
+        t2 = fma(factor, second, t2)
+        factor = spread_f32(x[i + 3 * stride])
+        s3 = fma(factor, first, s3)
+        t3 = fma(factor, second, t3)
+    return s0, s1, s2, s3, t0, t1, t2, t3
 
 
 @inline
-def _sum_8(
-    start: int, end: int, weights: Pointer, values: Pointer, out: Pointer, o: int, o_second: int, part: int
+def _block_4(
+    start: int, end: int, x: Pointer, stride: int, wide: Pointer, out: Pointer, first: int, second: int, row: int
 ) -> None:
-    """8 rows, 16 dimensions."""
+    """Stores the first halves of rows at out[first + r · row], the second ones at out[second + r · row]."""
+    s = _chains_4(start, end, x, stride, wide)
+    store_f32(out, first, s[0])
+    store_f32(out, second, s[4])
+    store_f32(out, first + row, s[1])
+    store_f32(out, second + row, s[5])
+    store_f32(out, first + 2 * row, s[2])
+    store_f32(out, second + 2 * row, s[6])
+    store_f32(out, first + 3 * row, s[3])
+    store_f32(out, second + 3 * row, s[7])
+
+
+@inline
+def _chains_8(start: int, end: int, x: Pointer, stride: int, wide: Pointer) -> Any:
+    """As _chains_4 for 8 rows, whole rows of 16."""
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = spread_f32x16(np.float32(0))
     for i in range(start, end):
-        value = load_f32x16(values, i * PAIR)
-        s0 = fma(spread_f32x16(weights[i]), value, s0)
-        s1 = fma(spread_f32x16(weights[i + CHUNK]), value, s1)
-        s2 = fma(spread_f32x16(weights[i + 2 * CHUNK]), value, s2)
-        s3 = fma(spread_f32x16(weights[i + 3 * CHUNK]), value, s3)
-        s4 = fma(spread_f32x16(weights[i + 4 * CHUNK]), value, s4)
-        s5 = fma(spread_f32x16(weights[i + 5 * CHUNK]), value, s5)
-        s6 = fma(spread_f32x16(weights[i + 6 * CHUNK]), value, s6)
-        s7 = fma(spread_f32x16(weights[i + 7 * CHUNK]), value, s7)
-    _store_16(out, o, o_second, s0)
-    _store_16(out, o + part, o_second + part, s1)
-    _store_16(out, o + 2 * part, o_second + 2 * part, s2)
-    _store_16(out, o + 3 * part, o_second + 3 * part, s3)
-    _store_16(out, o + 4 * part, o_second + 4 * part, s4)
-    _store_16(out, o + 5 * part, o_second + 5 * part, s5)
-    _store_16(out, o + 6 * part, o_second + 6 * part, s6)
-    _store_16(out, o + 7 * part, o_second + 7 * part, s7)
+        v = load_f32x16(wide, i * PAIR)
+        s0 = fma(spread_f32x16(x[i]), v, s0)
+        s1 = fma(spread_f32x16(x[i + stride]), v, s1)
+        s2 = fma(spread_f32x16(x[i + 2 * stride]), v, s2)
+        s3 = fma(spread_f32x16(x[i + 3 * stride]), v, s3)
+        s4 = fma(spread_f32x16(x[i + 4 * stride]), v, s4)
+        s5 = fma(spread_f32x16(x[i + 5 * stride]), v, s5)
+        s6 = fma(spread_f32x16(x[i + 6 * stride]), v, s6)
+        s7 = fma(spread_f32x16(x[i + 7 * stride]), v, s7)
+    return s0, s1, s2, s3, s4, s5, s6, s7
+
+
+@inline
+def _block_8(
+    start: int, end: int, x: Pointer, stride: int, wide: Pointer, out: Pointer, first: int, second: int, row: int
+) -> None:
+    """As _block_4 for 8 rows."""
+    s = _chains_8(start, end, x, stride, wide)
+    _store_16(out, first, second, s[0])
+    _store_16(out, first + row, second + row, s[1])
+    _store_16(out, first + 2 * row, second + 2 * row, s[2])
+    _store_16(out, first + 3 * row, second + 3 * row, s[3])
+    _store_16(out, first + 4 * row, second + 4 * row, s[4])
+    _store_16(out, first + 5 * row, second + 5 * row, s[5])
+    _store_16(out, first + 6 * row, second + 6 * row, s[6])
+    _store_16(out, first + 7 * row, second + 7 * row, s[7])
 
 
 @inline
@@ -138,4 +98,18 @@ def _store_16(out: Pointer, first: int, second: int, x: F32x16) -> None:
     store_f32(out, second, second_half(x))
 
 
-sum_block = _sum_8 if AVX512 else _sum_4
+_block = _block_8 if AVX512 else _block_4
+
+
+@inline
+def score_block(n: int, q: Pointer, keys: Pointer, scores: Pointer) -> None:
+    """A block of rows of queries [rows, n] times 16 positions of keys [n, 16]."""
+    _block(0, n, q, n, keys, scores, 0, LANES, CHUNK)
+
+
+@inline
+def sum_block(
+    start: int, end: int, weights: Pointer, values: Pointer, out: Pointer, o: int, o_second: int, part: int
+) -> None:
+    """A block of rows of weights [rows, CHUNK] times 16 dimensions of values [CHUNK, 16], from ``start`` to ``end``."""
+    _block(start, end, weights, CHUNK, values, out, o, o_second, part)

@@ -41,12 +41,19 @@ from krafla_cli.kernels.simd import (
 from krafla_cli.kernels.simd_types import F32x8, I16x16, I32x8, Operands, Pointer
 from krafla_cli.kernels.threads import next_unit
 
-_BLOCK_BYTES = 512  # of an unpacked block: 8 groups of 4 columns x two vectors
-_TILE_BLOCKS = TILE_BYTES // _BLOCK_BYTES
+BLOCK_BYTES = 512  # of an unpacked block: 8 groups of 4 columns x two vectors
+_TILE_BLOCKS = TILE_BYTES // BLOCK_BYTES
+_POSITIONS = 4  # that run over a tile together
 
 
 def matmul_q4_0(a: Operands, step: Operands, me: Operands) -> None:
     """Operation MATMUL["q4_0"]."""
+    run_tiles_of_16(a, step, me, unpack_q4_0, _run_tile_q4_0, _POSITIONS)
+
+
+@inline
+def run_tiles_of_16(a: Operands, step: Operands, me: Operands, unpack: Any, run_tile: Any, n_positions: int) -> None:
+    """Tiles of 16 rows: ``unpack`` takes 8 rows at a time, ``run_tile`` runs ``n_positions`` over an unpacked piece."""
     tile = advance(me.scratch, PAD_BYTES)
     scales = as_f32(advance(tile, TILE_BYTES))
     sums = advance(scales, 2 * LANES * max(a.n_blocks, LANES))
@@ -58,11 +65,10 @@ def matmul_q4_0(a: Operands, step: Operands, me: Operands) -> None:
         spread_scales(a, row + LANES, me.scratch, advance(scales, LANES), 2 * LANES)
         for first in range(0, a.n_blocks, _TILE_BLOCKS):
             end = min(first + _TILE_BLOCKS, a.n_blocks)
-            unpack_q4_0(a, row, first, end, tile)
-            unpack_q4_0(a, row + LANES, first, end, advance(tile, 32))
-            for position in range(0, step.n_tokens, 4):
-                here = advance(sums, position * 2 * LANES)
-                _run_tile_q4_0(a, position, first, end, tile, scales, here)
+            unpack(a, row, first, end, tile)
+            unpack(a, row + LANES, first, end, advance(tile, 32))
+            for position in range(0, step.n_tokens, n_positions):
+                run_tile(a, position, first, end, tile, scales, advance(sums, position * 2 * LANES))
         for position in range(step.n_tokens):
             store_rows(a, position, row, load_f32(sums, position * 2 * LANES), me.scratch)
             if row + LANES < a.n_rows:
@@ -82,8 +88,8 @@ def matmul_q8_0(a: Operands, step: Operands, me: Operands) -> None:
         spread_scales(a, row, me.scratch, scales, LANES)
         for first in range(0, a.n_blocks, _TILE_BLOCKS):
             end = min(first + _TILE_BLOCKS, a.n_blocks)
-            _unpack_q8_0(a, row, first, end, tile)
-            for position in range(0, step.n_tokens, 4):
+            unpack_q8_0(a, row, first, end, tile, _store_q8_0)
+            for position in range(0, step.n_tokens, _POSITIONS):
                 _run_tile_q8_0(a, position, first, end, tile, scales, advance(sums, position * LANES))
         for position in range(step.n_tokens):
             store_rows(a, position, row, load_f32(sums, position * LANES), me.scratch)
@@ -96,7 +102,7 @@ def unpack_q4_0(a: Operands, row: int, first: int, end: int, tile: Pointer) -> N
     rows = row_pointers(a.q, row, a.n_rows, a.n_blocks * 16)
     for b in range(first, end):
         i = b * 16
-        o = (b - first) * _BLOCK_BYTES
+        o = (b - first) * BLOCK_BYTES
         g = columns_of_16(
             load_i8x16(rows[0], i),
             load_i8x16(rows[1], i),
@@ -118,8 +124,8 @@ def unpack_q4_0(a: Operands, row: int, first: int, end: int, tile: Pointer) -> N
 
 
 @inline
-def _unpack_q8_0(a: Operands, row: int, first: int, end: int, tile: Pointer) -> None:
-    """8 rows of blocks ``first`` to ``end``: per block and group of 4 columns, low nibbles, then high ones + 8."""
+def unpack_q8_0(a: Operands, row: int, first: int, end: int, tile: Pointer, store: Any) -> None:
+    """8 rows of blocks ``first`` to ``end``: ``store`` gets each group of 4 columns, and where in ``tile`` it goes."""
     rows = row_pointers(a.q, row, a.n_rows, a.n_blocks * 32)
     for b in range(first, end):
         i = b * 32
@@ -133,19 +139,20 @@ def _unpack_q8_0(a: Operands, row: int, first: int, end: int, tile: Pointer) -> 
             load_i8(rows[6], i),
             load_i8(rows[7], i),
         )
-        o = (b - first) * _BLOCK_BYTES
-        _store_q8_0(tile, o, g[0])
-        _store_q8_0(tile, o + 64, g[1])
-        _store_q8_0(tile, o + 128, g[2])
-        _store_q8_0(tile, o + 192, g[3])
-        _store_q8_0(tile, o + 256, g[4])
-        _store_q8_0(tile, o + 320, g[5])
-        _store_q8_0(tile, o + 384, g[6])
-        _store_q8_0(tile, o + 448, g[7])
+        o = (b - first) * BLOCK_BYTES
+        store(tile, o, g[0])
+        store(tile, o + 64, g[1])
+        store(tile, o + 128, g[2])
+        store(tile, o + 192, g[3])
+        store(tile, o + 256, g[4])
+        store(tile, o + 320, g[5])
+        store(tile, o + 384, g[6])
+        store(tile, o + 448, g[7])
 
 
 @inline
 def _store_q8_0(tile: Pointer, o: int, weights: Any) -> None:
+    """Low nibbles, then high ones + 8."""
     store_i8(tile, o, low_nibbles(weights))
     store_i8(tile, o + 32, high_nibbles(flip_high_bits(weights)))
 
@@ -187,7 +194,8 @@ def _add_group(tile: Pointer, x: tuple[Pointer, ...], g: int, s: Any) -> Any:
 
 
 @inline
-def _position_pointers(p: Pointer, position: int, stride: int) -> Any:
+def position_pointers(p: Pointer, position: int, stride: int) -> Any:
+    """Pointers to four positions."""
     return (
         advance(p, position * stride),
         advance(p, (position + 1) * stride),
@@ -223,13 +231,13 @@ def _run_tile_q4_0(
     a: Operands, position: int, first: int, end: int, tile: Pointer, scales: Pointer, sums: Pointer
 ) -> None:
     """16 rows, four positions, blocks ``first`` to ``end``: moves the float chains on in ``sums`` [4, 16]."""
-    x = _position_pointers(a.x, position, a.n_blocks * 32)
-    sx = _position_pointers(a.sx, position, a.n_blocks)
-    dx = _position_pointers(a.dx, position, a.n_blocks)
+    x = position_pointers(a.x, position, a.n_blocks * 32)
+    sx = position_pointers(a.sx, position, a.n_blocks)
+    dx = position_pointers(a.dx, position, a.n_blocks)
     t0, t1, t2, t3, u0, u1, u2, u3 = _load_sums_16(sums, first > 0)
     for b in range(first, end):
         start = _starts(sx, b)
-        s = _block_products(advance(tile, (b - first) * _BLOCK_BYTES), _block_pointers(x, b), start, start)
+        s = _block_products(advance(tile, (b - first) * BLOCK_BYTES), _block_pointers(x, b), start, start)
         d = load_f32(scales, b * 2 * LANES)
         t0 = add_block(t0, d, _lane_sums(s[0]), dx[0][b])
         t1 = add_block(t1, d, _lane_sums(s[1]), dx[1][b])
@@ -266,15 +274,15 @@ def _run_tile_q8_0(
     a: Operands, position: int, first: int, end: int, tile: Pointer, scales: Pointer, sums: Pointer
 ) -> None:
     """8 rows, four positions, blocks ``first`` to ``end``: moves the float chains on in ``sums`` [4, 8]."""
-    x = _position_pointers(a.x, position, a.n_blocks * 32)
-    sx = _position_pointers(a.sx, position, a.n_blocks)
-    dx = _position_pointers(a.dx, position, a.n_blocks)
+    x = position_pointers(a.x, position, a.n_blocks * 32)
+    sx = position_pointers(a.sx, position, a.n_blocks)
+    dx = position_pointers(a.dx, position, a.n_blocks)
     t0 = t1 = t2 = t3 = zero_f32()
     zero = zero_i16()
     if first > 0:
         t0, t1, t2, t3 = load_f32(sums, 0), load_f32(sums, 8), load_f32(sums, 16), load_f32(sums, 24)
     for b in range(first, end):
-        block = advance(tile, (b - first) * _BLOCK_BYTES)
+        block = advance(tile, (b - first) * BLOCK_BYTES)
         s = _block_products(block, _block_pointers(x, b), (zero, zero, zero, zero), _starts(sx, b))
         d = load_f32(scales, b * LANES)
         t0 = add_block(t0, d, _nibble_sums(s[0], s[4]), dx[0][b])

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from krafla_cli.errors import FileError, FormatError, InputError
 from krafla_cli.formats.cursor import map_file
-from krafla_cli.formats.detect import FORMATS
+from krafla_cli.formats.detect import format_of
 from krafla_cli.formats.json_file import MAX_JSON_BYTES, parse_json, read_json_object
 from krafla_cli.formats.text import printable
 from krafla_cli.tokenizer.pipeline import parts
@@ -65,7 +65,7 @@ def read_source(path: str | os.PathLike[str]) -> Source:
 def is_mlt(path: Path) -> bool:
     """Whether a file is a .mlt, else a tokenizer.json to be read. Raises FileError, InputError (a model's file)."""
     start = bytes(map_file(path)[:8])
-    kind = next((f for f in FORMATS if start.startswith(f.magic)), None)
+    kind = format_of(start)
     if kind is None or kind.kind == "mlt":
         return kind is not None
     hint = {"mlb": "its tokenizer is beside it", "gguf": "mlb convert writes its tokenizer beside the model"}
